@@ -1,0 +1,171 @@
+// The caching allocator: blocks out of segments, by stream, without synchronisation.
+//
+// This is the one header that other layers include. It knows nothing of processes (lending.h is
+// what it asks of whoever does) and nothing of PyTorch.
+//
+// Policy: sizes are rounded up to 512 bytes; requests of up to 1 MiB are served from 2 MiB
+// segments, larger ones below 10 MiB from 20 MiB segments, others from a segment of their own size
+// rounded to 2 MiB. A block belongs to the stream it was allocated on and is reused on that stream
+// without any synchronisation; one that record_stream marked waits for an event on each of those
+// streams. Best fit, split, coalesce.
+//
+// All functions are thread-safe. The allocator is made once and never destroyed: frees during
+// static destruction are accepted. Not usable in a fork child (the layers above check that).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator/device/device.h"
+#include "allocator/lending.h"
+#include "allocator/stats.h"
+
+namespace limbo {
+
+struct Block;  // block.h; outsiders only pass it back
+
+// A block as outsiders see it.
+struct BlockView {
+  Block* block = nullptr;
+  void* data = nullptr;
+  std::size_t size_bytes = 0;       // rounded
+  std::size_t requested_bytes = 0;  // as asked for
+  StreamRef stream;                 // home: where it was allocated
+  std::uint64_t piece_id = 0;       // never reused in this process
+  void* piece_base = nullptr;
+  std::size_t piece_size_bytes = 0;
+  std::size_t offset_bytes = 0;  // of the block from piece_base
+};
+
+struct SegmentView {
+  void* base = nullptr;
+  std::size_t size_bytes = 0;
+  std::size_t allocated_bytes = 0;
+  std::size_t active_bytes = 0;
+  std::size_t requested_bytes = 0;
+  StreamRef stream;
+  bool large = false;
+  struct BlockState {
+    std::size_t size_bytes = 0;
+    std::size_t requested_bytes = 0;
+    bool allocated = false;
+    bool active = false;  // allocated, or waiting for an event or an unpin
+  };
+  std::vector<BlockState> blocks;  // in address order; they tile the segment
+};
+
+// What a failed allocation knows: thrown as OutOfMemory (an Error), turned into torch's own
+// OutOfMemoryError by hooks/.
+class OutOfMemory : public std::exception {
+ public:
+  OutOfMemory(int device, std::size_t requested_bytes, MemoryInfo info, DeviceStats stats,
+              std::size_t limit_bytes, std::string holders);
+  [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
+
+  int device;
+  std::size_t requested_bytes;
+  MemoryInfo info;
+  DeviceStats stats;
+  std::size_t limit_bytes;  // 0: none
+  std::string holders;      // who holds lent memory; empty if nobody
+
+ private:
+  std::string text_;
+};
+
+class Allocator {
+ public:
+  explicit Allocator(Device& device);
+  ~Allocator();
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  [[nodiscard]] Device& device() noexcept;
+
+  // ---- blocks -----------------------------------------------------------------------------
+
+  // Returns a block of at least size_bytes, 512-aligned; null for 0 (no driver call). Throws
+  // OutOfMemory after the whole slow path has been tried, Error(kBadArgument) for a device that
+  // does not exist, Error(kDeviceError) when the driver refuses for another reason.
+  [[nodiscard]] void* allocate(std::size_t size_bytes, StreamRef stream);
+
+  // `data` as allocate returned it; null does nothing. Throws kDoubleFree, kInteriorFree or
+  // kForeignFree, and the allocator stays whole.
+  void free(void* data);
+
+  // Freed, the block waits for the work that `stream` has queued by then. False when `data` is not
+  // in a block of this allocator that is allocated (nothing happens).
+  bool record_stream(const void* data, StreamRef stream);
+
+  // The allocated block that holds `data`, which may point into it; nothing if there is none.
+  [[nodiscard]] std::optional<BlockView> find(const void* data);
+
+  // ---- pins -------------------------------------------------------------------------------
+
+  // Pins the allocated block that holds `data` (interior pointers allowed): freed, it waits in
+  // limbo until its last unpin. Throws kNotLendable when there is no such block. Never calls back.
+  [[nodiscard]] BlockView pin(const void* data);
+
+  // Takes one pin more on a block that has one, also in limbo.
+  void pin_again(Block* block);
+
+  // Undoes one pin. The last one of a freed block makes it free memory. Never call it with a lock
+  // held that a free-memory callback may want.
+  void unpin(Block* block);
+
+  // The blocks freed while pinned since the last call, each once, as a chain (next_let_go); null if
+  // none. The chain holds a pin of its own on each: unpin every one when done. Lock-free,
+  // allocates nothing, callable under the lender's lock.
+  [[nodiscard]] Block* take_let_go() noexcept;
+  [[nodiscard]] static Block* next_let_go(Block* block) noexcept;
+
+  // A word of the lender's on every block, null until it is set, and null again after the last
+  // unpin. Guarded by the lender's own lock.
+  [[nodiscard]] static void*& lender_note(Block* block) noexcept;
+
+  // Once, before the first pin. Not owned.
+  void set_lender(Lender* lender) noexcept;
+
+  // ---- making room ------------------------------------------------------------------------
+
+  // Called on a miss, in the order of registration, with no lock held; true says that something may
+  // have been freed. Never removed.
+  void add_free_memory_callback(std::function<bool()> callback);
+
+  // Returns what is free to the driver; -1: of every device. Waits for the events of blocks that
+  // record_stream marked. Pieces that another process maps are kept and flagged.
+  void empty_cache(int device = -1);
+
+  // The most that may be taken from the driver, in bytes; 0: no limit.
+  void set_limit_bytes(int device, std::size_t limit_bytes);
+  [[nodiscard]] std::size_t limit_bytes(int device) const;
+
+  // ---- numbers ----------------------------------------------------------------------------
+
+  // Exact whenever no other thread is inside the allocator.
+  [[nodiscard]] DeviceStats stats(int device);
+  void reset_peak_stats(int device);
+  void reset_accumulated_stats(int device);
+  [[nodiscard]] std::vector<SegmentView> snapshot(int device = -1);
+
+  // The largest free block, in bytes.
+  [[nodiscard]] std::size_t largest_free_block_bytes(int device);
+
+  // Whether any memory was ever taken from the driver.
+  [[nodiscard]] bool used() const noexcept;
+
+  // For tests: throws Error(kInternal) with the first broken invariant (blocks tile segments, page
+  // table, free lists, statistics equal sums over the snapshot, no cached block is allocated).
+  void check_invariants();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace limbo

@@ -1,0 +1,122 @@
+// The producer's side of sharing: exports, leases, collecting, sweeping. Knows the allocator (pins)
+// and the shared tables; knows no sockets (channel.h feeds it) and no consumer-side code.
+//
+// Locks: `collect lock` (collect_lock.h) guards every private record: exports, mirrors, leases,
+// pieces. Nothing is unpinned and nothing is called back while it is held; exports that are over
+// are chained and unpinned after the unlock.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator/allocator.h"
+#include "allocator/lending.h"
+#include "ipc/layout.h"
+#include "ipc/sharing.h"
+
+namespace limbo {
+
+// What goes into a descriptor, besides the sender's address.
+struct ExportTicket {
+  std::uint32_t export_index = 0;
+  std::uint64_t generation = 0;
+  std::uint32_t piece_index = 0;
+  std::uint64_t piece_generation = 0;
+  std::uint64_t piece_size_bytes = 0;
+  std::uint32_t piece_count = 1;
+  std::uint64_t offset_bytes = 0;  // of the shared range from the first piece's base
+  std::uint64_t size_bytes = 0;
+  TimelinePoint points[2];
+  Uuid device_uuid;
+};
+
+// Who connects, as the channel knows it. The producer takes no ownership of descriptors: whoever
+// watches them (the reaper) reports with lease_gone and lease_quiet.
+struct LeasePeer {
+  Incarnation incarnation;
+  std::int64_t pid = 0;
+  bool late_life_line = false;
+};
+
+// What a consumer is handed. The descriptors stay the producer's; the channel sends duplicates.
+struct LeaseGrant {
+  std::uint32_t lease_number = 0;
+  Capacities capacities;
+  int ledger_fd = -1;     // read-only for the consumer
+  int timelines_fd = -1;  // writable
+  int row_fd = -1;        // writable
+};
+
+// A block of this process, opened in this process.
+struct OwnOpen {
+  BlockView block;                 // pinned once more; give it back by unpin
+  std::uint64_t offset_bytes = 0;  // of the shared range from the piece's base
+  std::uint64_t size_bytes = 0;
+  TimelinePoint points[2];
+};
+
+class Producer : public Lender {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Makes the memfds; registers the timelines with the device at the first share.
+  Producer(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities);
+  ~Producer() override;
+
+  [[nodiscard]] ExportTicket share(const void* data, std::size_t size_bytes,
+                                   const ShareOptions& options);
+  // False when the export is over already, or another generation.
+  bool withdraw(std::uint32_t export_index, std::uint64_t generation);
+
+  // Throws kGone, kWithdrawn or kExpired, as a consumer would meet. Takes one off in flight, once.
+  [[nodiscard]] OwnOpen open_own(std::uint32_t export_index, std::uint64_t generation);
+  // Makes `stream` wait for a number of this process's own timelines.
+  void wait_own(StreamRef stream, const TimelinePoint& point);
+
+  // ---- leases (called by the channel and the reaper) --------------------------------------
+  [[nodiscard]] LeaseGrant add_lease(const LeasePeer& peer);
+  // Its process has ended: quarantine, `why` for the holder list. Idempotent.
+  void lease_gone(std::uint32_t lease_number, const std::string& why);
+  // None of its GPU work runs any more: sweep, once. The lease's number is never used again.
+  void lease_quiet(std::uint32_t lease_number);
+  // The consumer could not claim what it was promised.
+  void decline(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
+  // The consumer's row is half full: note it now.
+  void row_half_full(std::uint32_t lease_number);
+
+  // ---- time (called by the reaper) --------------------------------------------------------
+  // When run_time_limits has something to do next; nothing if never.
+  [[nodiscard]] std::optional<Clock::time_point> next_deadline();
+  void run_time_limits(Clock::time_point now);
+  // Whether a freed block waits for readers, so that the reaper should collect from time to time.
+  [[nodiscard]] bool has_limbo();
+
+  // ---- for people and for exit ------------------------------------------------------------
+  [[nodiscard]] std::vector<Holder> holders();
+  void add_stats(SharingStats& stats);  // fills the producer's part
+  // Nothing is in flight and every noted holder has mapped the pieces that it holds.
+  [[nodiscard]] bool drained();
+  // Tells every waiter that this process's GPU work will not come.
+  void mark_context_lost();
+
+  // ---- Lender -----------------------------------------------------------------------------
+  bool collect() override;
+  bool collect_thoroughly(int device, std::chrono::milliseconds at_most) override;
+  bool may_return_piece(std::uint64_t piece_id) override;
+  void piece_returned(std::uint64_t piece_id) override;
+  bool wait_for_unmapped_pieces(int device, std::chrono::milliseconds at_most) override;
+  std::string describe_holders(int device) override;
+
+  // For tests: throws Error(kInternal) with the first broken invariant of records and tables.
+  void check_invariants();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace limbo

@@ -1,0 +1,168 @@
+// Sharing between processes: the one header of ipc/ that other layers include.
+//
+// A producer shares a block: the result is a descriptor, bytes that may travel by any road. A
+// consumer receives it: the block's memory, mapped, usable behind everything that the producer had
+// queued when it shared. Releasing is stream-ordered: the producer sees it when the consumer's GPU
+// has passed it. Nothing here waits for a stream, a peer or the GIL, except where a comment says
+// so.
+//
+// Every function is thread-safe, and throws Error(kForkedChild) in a child that was forked after
+// its parent had begun to share. Receiving needs no Limbo allocator in the process.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "allocator/allocator.h"
+#include "ipc/layout.h"
+
+namespace limbo {
+
+using Bytes = std::vector<std::byte>;
+using ByteSpan = std::span<const std::byte>;
+
+struct ShareOptions {
+  int consumers = 1;  // processes that are promised the block; more than 1: not available yet
+  // How long after the later of the send and the owner's free an unopened message stays openable.
+  std::optional<std::chrono::milliseconds> time_limit;  // default: option message_time_limit_ms
+  // The sending thread's current stream; what it has queued comes before the consumer's reads.
+  StreamRef current_stream;
+};
+
+struct ReceiveOptions {
+  // The device to open on; default: the owner's, found by its UUID.
+  std::optional<int> device;
+  // The current stream of `device` in the receiving thread: it will wait for the sender's work.
+  // Default: the default stream.
+  std::function<StreamHandle(int device)> current_stream;
+};
+
+// Names the memory of a received storage: equal keys are the same bytes on the same device.
+struct ReceivedKey {
+  Incarnation producer;
+  std::uint32_t piece_index = 0;
+  std::uint64_t piece_generation = 0;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  int device = 0;
+
+  friend bool operator==(const ReceivedKey&, const ReceivedKey&) = default;
+};
+
+// One claim on one export. Made by Sharing::receive; release() ends it, and so does the destructor.
+class ReceivedBlock {
+ public:
+  virtual ~ReceivedBlock() = default;
+
+  [[nodiscard]] virtual void* data() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t size_bytes() const noexcept = 0;
+  [[nodiscard]] virtual int device() const noexcept = 0;
+  [[nodiscard]] virtual const ReceivedKey& key() const noexcept = 0;
+
+  // The block belongs to this very process.
+  [[nodiscard]] virtual bool same_process() const noexcept = 0;
+
+  // The producer has died; the memory stays readable, unfinished work of it will not come.
+  [[nodiscard]] virtual bool orphaned() const noexcept = 0;
+
+  // The block is also used on `stream`: the release waits for what that has queued by then.
+  virtual void record_stream(StreamRef stream) = 0;
+
+  // Gives the block back behind the streams that used it. The host goes on at once. Idempotent: a
+  // second release does nothing and is counted in SharingStats::double_releases.
+  virtual void release() noexcept = 0;
+};
+
+struct Received {
+  std::unique_ptr<ReceivedBlock> block;
+  Bytes extra;  // what share was given
+};
+
+// One line of "who holds what".
+struct Holder {
+  enum class State : std::uint8_t {
+    kConnected,   // alive
+    kQuarantine,  // has ended; its GPU work, or a fork child of it, may still run
+  };
+  std::int64_t pid = 0;  // for people only
+  std::string incarnation;
+  State state = State::kConnected;
+  std::string why;  // for quarantine: what it waits for
+  std::uint64_t claims = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t mapped_pieces = 0;
+  std::chrono::milliseconds oldest_claim{0};  // since it was noted
+};
+
+struct SharingStats {
+  // as a producer
+  std::uint64_t exports_open = 0;  // not FREE
+  std::uint64_t in_flight = 0;     // promises not yet claimed
+  std::uint64_t held_claims = 0;   // noted
+  std::uint64_t sends = 0;         // all since the start
+  std::uint64_t closed = 0;        // exports that are over
+  std::uint64_t expired = 0;
+  std::uint64_t withdrawn = 0;
+  std::uint64_t leases_connected = 0;
+  std::uint64_t leases_quarantined = 0;
+  std::uint64_t leases_swept = 0;
+  std::uint64_t claims_swept = 0;
+  // as a consumer
+  std::uint64_t receives = 0;
+  std::uint64_t releases = 0;
+  std::uint64_t releases_pending = 0;  // enqueued or parked, not landed
+  std::uint64_t double_releases = 0;
+  std::uint64_t pieces_mapped = 0;
+  std::uint64_t opens = 0;  // driver calls
+  std::uint64_t closes = 0;
+};
+
+class Sharing {
+ public:
+  virtual ~Sharing() = default;
+
+  // Makes the block that holds `data` claimable once more and returns a descriptor of
+  // [data, data + size_bytes), with `extra` (at most 64 KiB, opaque here) under the same checksum.
+  // Errors: kNotLendable, kLedgerFull, kNotAvailableYet, kBadArgument, kNoChannel.
+  [[nodiscard]] virtual Bytes share(const void* data, std::size_t size_bytes,
+                                    const ShareOptions& options, ByteSpan extra) = 0;
+
+  // Errors: kBadDescriptor, kGone, kWithdrawn, kExpired, kProducerExited, kDeviceNotVisible,
+  // kNoChannel, kLedgerFull, kDeviceError. After an error nothing is held and nothing is mapped
+  // that was not before. Blocks up to the handshake deadline on the first message of a producer,
+  // and for the driver's open on the first message of a piece.
+  [[nodiscard]] virtual Received receive(ByteSpan descriptor, const ReceiveOptions& options) = 0;
+
+  // The `extra` of a descriptor, checked, without claiming anything.
+  [[nodiscard]] virtual Bytes peek_extra(ByteSpan descriptor) = 0;
+
+  // Takes a message of this process back: who has not claimed it gets kWithdrawn, holders keep it.
+  virtual void withdraw(ByteSpan descriptor) = 0;
+
+  // Unpins what is over. Never blocks. True when anything came back here.
+  virtual bool collect() = 0;
+
+  [[nodiscard]] virtual std::vector<Holder> holders() = 0;
+  [[nodiscard]] virtual SharingStats stats() = 0;
+
+  // Waits, at most `at_most`, until nothing is in flight and every holder has mapped what it holds.
+  // Called at exit (option exit_drain_ms). True when that was reached.
+  virtual bool drain(std::chrono::milliseconds at_most) = 0;
+
+  [[nodiscard]] virtual Incarnation incarnation() = 0;
+};
+
+// Loading the library starts no thread, no listener and no device; the first use of these does.
+// Made once, never destroyed. `process_allocator` is on `process_device()` and has the process's
+// Sharing as its lender.
+[[nodiscard]] Allocator& process_allocator();
+[[nodiscard]] Sharing& process_sharing();
+
+}  // namespace limbo

@@ -1,0 +1,2 @@
+// Filled by the test harness.
+namespace limbo::testing {}
