@@ -1,2 +1,0 @@
-// Filled by the test harness.
-namespace limbo::testing {}
