@@ -1,0 +1,73 @@
+// The operators torch.ops.limbo.*, registered when the library is loaded
+// (`torch.ops.load_library`, ctypes.CDLL or linking). `bytes` is a one-dimensional uint8 tensor on
+// the CPU.
+//
+// An error is a RuntimeError whose text begins with "limbo[<code name>]: " (error_text.h); out of
+// memory is torch.OutOfMemoryError.
+#pragma once
+
+namespace limbo {
+
+// One line per operator, as torch's schema language has it.
+//
+// Sharing:
+//   share            A descriptor of the whole storage with the tensor's dtype, sizes, strides,
+//                    offset, requires_grad and `kind` (a number of the caller's: 0 to 255) in it.
+//                    `consumers`: processes that are promised the block. `ttl_s`: seconds that an
+//                    unopened message stays openable, counted from the later of the send and the
+//                    owner's free; None: option message_time_limit_ms. A tensor without elements in
+//                    its storage needs no memory, and no Limbo.
+//                    Errors: not_lendable (CPU, another allocator's memory, sparse, nested,
+//                    quantized, a non-leaf that requires grad), not_available_yet (received
+//                    memory: forwarding), bad_argument, ledger_full.
+//   receive          The tensor. `device`: the index to open on; -1: the owner's GPU, by its UUID.
+//                    Its storage is not resizable; two tensors of one storage share it.
+//   share_storage    Like share, of the storage of `t` alone: its metadata is ignored.
+//   receive_storage  A uint8 tensor over the whole storage, from a message of share or
+//                    share_storage. requires_grad is false.
+//   kind             The `kind` that share was given, without claiming anything; -1 for a message
+//                    of share_storage.
+//   withdraw         Takes a message of this process back: who has not opened it gets `withdrawn`.
+//   collect          Unpins what is over. True when anything came back. Never blocks.
+//   is_limbo         Whether `share` can lend this tensor: its storage lies in one block that Limbo
+//                    allocated. Never throws, starts nothing.
+//   is_received      Whether its storage was received through Limbo.
+//   is_orphaned      Whether it was received and its producer has ended.
+//   holders, stats   JSON, as in capi.h.
+//
+// On the simulated device (LIMBO_DEVICE=simulated), where torch's own CUDA kernels cannot run:
+//   sim_empty        A tensor of device type cuda over the simulated GPU's memory.
+//   sim_fill         Writes `value` into every element, in stream order where the element size
+//                    allows it.
+//   sim_read         A contiguous copy on the CPU; waits for the current stream.
+//   sim_write        Copies a CPU tensor of the same sizes and dtype in; waits for the stream.
+//   sim_equal        Same sizes, dtype and bits; either may be on the CPU.
+//   sim_new_stream   Makes a stream; its number is its handle, and its id in torch.Stream.
+//   sim_set_stream   Makes `stream` (0: the default one) the calling thread's current stream of
+//                    `device`; returns the one before.
+//   sim_current_stream, sim_synchronize
+inline constexpr const char* kOperatorSchemas[] = {
+    "share(Tensor t, int consumers=1, float? ttl_s=None, int kind=0) -> Tensor",
+    "receive(Tensor bytes, int device=-1) -> Tensor",
+    "share_storage(Tensor t, int consumers=1, float? ttl_s=None) -> Tensor",
+    "receive_storage(Tensor bytes, int device=-1) -> Tensor",
+    "kind(Tensor bytes) -> int",
+    "withdraw(Tensor bytes) -> ()",
+    "collect() -> bool",
+    "is_limbo(Tensor t) -> bool",
+    "is_received(Tensor t) -> bool",
+    "is_orphaned(Tensor t) -> bool",
+    "holders() -> str",
+    "stats() -> str",
+    "sim_empty(int[] sizes, *, ScalarType dtype=float, int device=0) -> Tensor",
+    "sim_fill(Tensor(a!) t, Scalar value) -> ()",
+    "sim_read(Tensor t) -> Tensor",
+    "sim_write(Tensor(a!) t, Tensor values) -> ()",
+    "sim_equal(Tensor a, Tensor b) -> bool",
+    "sim_new_stream(int device=0) -> int",
+    "sim_set_stream(int stream, int device=0) -> int",
+    "sim_current_stream(int device=0) -> int",
+    "sim_synchronize(int device=0) -> ()",
+};
+
+}  // namespace limbo
