@@ -1,0 +1,68 @@
+// The primary contexts of the GPUs, and the scope in which every driver call is made.
+#pragma once
+
+#ifdef LIMBO_HAVE_CUDA
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+
+#include "allocator/device/driver_entry_points.h"
+
+namespace limbo {
+
+// One per CUDA device object. The driver is initialised at the first call of `count` or `context`,
+// a GPU's primary context (the one that the CUDA runtime, and so PyTorch, uses) is retained at the
+// first call that needs it, and none is ever released: memory may be freed until the process ends.
+class CudaContexts {
+ public:
+  explicit CudaContexts(const DriverEntryPoints& driver) noexcept : driver_(driver) {}
+
+  [[nodiscard]] const DriverEntryPoints& driver() const noexcept { return driver_; }
+
+  // Initialises the driver. Throws kDeviceError when it refuses; no visible GPU is no error.
+  [[nodiscard]] int count();
+
+  // Throws kBadArgument for a device that does not exist.
+  [[nodiscard]] CUdevice handle(int device);
+  [[nodiscard]] CUcontext context(int device);
+
+  // A device whose context is there already, so that no other is started only to register host
+  // memory: the calling thread's current one, one retained here, one active; else 0.
+  [[nodiscard]] int started_device();
+
+ private:
+  struct Entry {
+    CUdevice handle = 0;
+    std::once_flag retained;
+    std::atomic<CUcontext> context{nullptr};
+  };
+
+  void initialise();
+  [[nodiscard]] Entry& entry(int device);
+
+  const DriverEntryPoints& driver_;
+  std::once_flag initialised_;  // guards count_ and entries_
+  int count_ = 0;
+  std::unique_ptr<Entry[]> entries_;
+};
+
+// While it lives, `device`'s primary context is current in this thread and the thread is in relaxed
+// capture mode; both are put back at its end.
+class CudaCallScope {
+ public:
+  CudaCallScope(CudaContexts& contexts, int device);
+  ~CudaCallScope();
+  CudaCallScope(const CudaCallScope&) = delete;
+  CudaCallScope& operator=(const CudaCallScope&) = delete;
+
+ private:
+  const DriverEntryPoints& driver_;
+  bool pushed_ = false;
+  CUstreamCaptureMode capture_mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+}  // namespace limbo
+
+#endif
