@@ -1,0 +1,49 @@
+# Presets cannot name Ninja (a machine may lack it) nor the number of cores, and make builds one file
+# at a time unless told otherwise. So the presets build a target of ours, which builds in parallel
+# under either generator.
+
+# As many compilers at once as there are cores, and 2 GB of memory for each.
+if(DEFINED ENV{CMAKE_BUILD_PARALLEL_LEVEL})
+  set(LIMBO_BUILD_JOBS $ENV{CMAKE_BUILD_PARALLEL_LEVEL})
+else()
+  include(ProcessorCount)
+  ProcessorCount(LIMBO_BUILD_JOBS)
+  cmake_host_system_information(RESULT limbo_memory_mib QUERY TOTAL_PHYSICAL_MEMORY)
+  math(EXPR limbo_fit "${limbo_memory_mib} / 2000")
+  if(limbo_fit LESS LIMBO_BUILD_JOBS)
+    set(LIMBO_BUILD_JOBS ${limbo_fit})
+  endif()
+  if(LIMBO_BUILD_JOBS LESS 1)
+    set(LIMBO_BUILD_JOBS 1)
+  endif()
+endif()
+
+# limbo_add_parallel_build(NAME targets...): a target NAME that builds the others in parallel.
+function(limbo_add_parallel_build name)
+  if(CMAKE_GENERATOR MATCHES "Makefiles")
+    add_custom_target(
+      ${name}
+      COMMAND ${CMAKE_COMMAND} -E env --unset=MAKEFLAGS --unset=MFLAGS --unset=MAKELEVEL --
+              ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --parallel ${LIMBO_BUILD_JOBS} --target
+              ${ARGN}
+      USES_TERMINAL VERBATIM)
+  else()
+    add_custom_target(${name} DEPENDS)
+    add_dependencies(${name} ${ARGN})
+  endif()
+endfunction()
+
+# RESULT: every library and program that is made in the given folders.
+function(limbo_built_targets result)
+  set(found "")
+  foreach(folder IN LISTS ARGN)
+    get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+    foreach(target IN LISTS targets)
+      get_target_property(type ${target} TYPE)
+      if(type MATCHES "EXECUTABLE|LIBRARY" AND NOT type STREQUAL "INTERFACE_LIBRARY")
+        list(APPEND found ${target})
+      endif()
+    endforeach()
+  endforeach()
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
