@@ -2,10 +2,12 @@
 """Check that every file includes only what its layer may include.
 
 allocator/device <- allocator <- ipc <- hooks <- python_shim: each layer includes only those under
-it, CUDA's headers appear only in allocator/device (hooks sees the runtime's through torch's), torch's
-only in hooks, and nothing outside tests/ includes tests/.
+it. CUDA's headers appear only in allocator/device (and in hooks, where torch's need the runtime's),
+torch's only in hooks, and nothing outside tests/ includes tests/.
 
-    check_layers.py [ROOT]    prints `file:line: reason` for each offence; exit code 1 if there is one
+    check_layers.py [ROOT]
+
+Prints `file:line: reason` for each offence; exit code 1 if there is one.
 """
 
 import re

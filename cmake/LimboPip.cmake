@@ -25,9 +25,15 @@ function(limbo_pip result python has_pip)
     endif()
     set(pip ${wheel}/pip)
   endif()
+  # pip dies with this configure run (PR_SET_PDEATHSIG): an orphan would go on writing while the
+  # next run starts over in the same folder.
+  set(die_with_parent
+      "import ctypes, os, sys"
+      "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)"
+      "os.execv(sys.executable, [sys.executable, '-uE', *sys.argv[1:]])")
+  list(JOIN die_with_parent "\n" die_with_parent)
   execute_process(
-    COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH PYTHONUNBUFFERED=1
-            ${python} ${pip} --disable-pip-version-check ${ARGN}
+    COMMAND ${python} -I -c "${die_with_parent}" ${pip} --disable-pip-version-check ${ARGN}
     RESULT_VARIABLE code)
   if(code EQUAL 0)
     set(${result} TRUE PARENT_SCOPE)

@@ -15,6 +15,12 @@ function(limbo_ensure_venv base_python)
   # Two configure runs at once (two presets, say) take turns.
   file(LOCK ${PROJECT_SOURCE_DIR}/.venv.lock GUARD FUNCTION TIMEOUT 1800)
 
+  file(GLOB content ${venv}/* ${venv}/.*)
+  list(FILTER content EXCLUDE REGEX "/\\.\\.?$")
+  if(NOT content)
+    file(REMOVE_RECURSE ${venv})  # there or not: empty, it is nobody's
+  endif()
+
   file(SHA256 ${requirements} wanted)
   file(SHA256 ${test_requirements} hash)
   string(APPEND wanted " ${hash}")
