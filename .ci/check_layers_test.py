@@ -64,6 +64,7 @@ class CheckLayers(unittest.TestCase):
     def test_own_headers_by_their_path_from_the_root(self) -> None:
         self.assert_refused("allocator/a.cpp", '"error.h"')
         self.assert_refused("allocator/a.cpp", '"../ipc/sharing.h"')
+        self.assert_allowed("tests/unit/a.cpp", '"beside.h"')
 
     def test_spaces_do_not_hide_an_include(self) -> None:
         code, _ = check({"allocator/a.cpp": '  #  include "ipc/sharing.h"\n'})
