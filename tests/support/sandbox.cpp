@@ -26,10 +26,11 @@ std::multiset<std::string> open_descriptors() {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     const std::string target = fs::read_symlink(entry.path(), error).string();
-    // The iterator's own descriptor.
-    if (error || target.ends_with("/fd")) continue;
+    // The iterator's own descriptor; and those of NVIDIA's driver, which opens them as it likes.
+    if (error || target.ends_with("/fd") || target.starts_with("/dev/nvidia")) continue;
     // Sockets and pipes are named by inode; their kind is what can be compared.
-    result.insert(target.substr(0, target.find(":[")));
+    const bool by_inode = target.starts_with("socket:[") || target.starts_with("pipe:[");
+    result.insert(by_inode ? target.substr(0, target.find(':')) : target);
   }
   return result;
 }
