@@ -18,18 +18,27 @@ else()
   endif()
 endif()
 
-# limbo_add_parallel_build(NAME targets...): a target NAME that builds the others in parallel.
+# limbo_add_parallel_build(NAME targets...) or (NAME FOLDERS folders...): a target NAME that builds
+# the given ones, or everything that is made in the given folders.
 function(limbo_add_parallel_build name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FOLDERS")
+  set(targets ${arg_UNPARSED_ARGUMENTS})
   if(CMAKE_GENERATOR MATCHES "Makefiles")
+    if(arg_FOLDERS)
+      set(targets all) # make would work on named targets one after the other
+    endif()
     add_custom_target(
       ${name}
       COMMAND ${CMAKE_COMMAND} -E env --unset=MAKEFLAGS --unset=MFLAGS --unset=MAKELEVEL --
               ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --parallel ${LIMBO_BUILD_JOBS} --target
-              ${ARGN}
+              ${targets}
       USES_TERMINAL VERBATIM)
   else()
-    add_custom_target(${name} DEPENDS)
-    add_dependencies(${name} ${ARGN})
+    if(arg_FOLDERS)
+      limbo_built_targets(targets ${arg_FOLDERS})
+    endif()
+    add_custom_target(${name})
+    add_dependencies(${name} ${targets})
   endif()
 endfunction()
 

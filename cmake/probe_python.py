@@ -46,7 +46,9 @@ def main() -> None:
     print(f"executable={sys.executable}")
     print(f"version={sys.version_info.major}.{sys.version_info.minor}")
     for module in ("pip", "ensurepip", "venv", "pytest", "pytest_timeout", "numpy"):
-        print(f"has_{module}={int(importlib.util.find_spec(module) is not None)}")
+        spec = importlib.util.find_spec(module)
+        # An empty folder of that name is found too, as a namespace without an origin.
+        print(f"has_{module}={int(spec is not None and spec.origin is not None)}")
     nvidia = folder_of("nvidia")
     # Before CUDA 13 each package had folders of its own, since then all share nvidia/cu13.
     packages = [package for folder in nvidia for package in sorted(folder.glob("*"))]

@@ -53,11 +53,15 @@ function(limbo_add_python_tests folder prefix)
     set_tests_properties(
       ${name}
       PROPERTIES TIMEOUT 600
+                 SKIP_RETURN_CODE 5 # pytest's for "nothing to run": the file skips itself as a whole
                  PROCESSORS 2
                  LABELS python
                  ENVIRONMENT
                  "PYTHONPATH=${limbo_python_path};LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>;\
 LIMBO_RUNTIME_DIR=${place}/run;LIMBO_SIM_MACHINE=${place}/sim;${ARGN}")
+    if(prefix MATCHES "gpu")
+      set_tests_properties(${name} PROPERTIES RESOURCE_LOCK gpu)
+    endif()
   endforeach()
 endfunction()
 
