@@ -1,0 +1,55 @@
+"""Limbo: a CUDA caching allocator for PyTorch whose memory can be lent to other processes.
+
+::
+
+    import torch_limbo
+    torch_limbo.enable()                   # before CUDA memory is used
+
+    queue.put(tensor)                      # of torch.multiprocessing: the memory is lent
+    message = torch_limbo.share(tensor)    # or as bytes, by any road
+    tensor = torch_limbo.receive(message)  # in the other process
+
+Importing the package loads the library and lets ``torch.multiprocessing`` send and receive by
+Limbo's descriptors. It starts no CUDA and no thread, and works on a machine without a GPU; where
+the library is missing, the first call that needs it says so.
+"""
+
+from __future__ import annotations
+
+from . import _library, reductions
+from ._library import library_path
+from .api import (
+    Holder,
+    LimboAllocator,
+    Option,
+    collect,
+    enable,
+    holders,
+    options,
+    receive,
+    share,
+    stats,
+    withdraw,
+)
+from .errors import LimboError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Holder",
+    "LimboAllocator",
+    "LimboError",
+    "Option",
+    "collect",
+    "enable",
+    "holders",
+    "library_path",
+    "options",
+    "receive",
+    "reductions",
+    "share",
+    "stats",
+    "withdraw",
+]
+
+_library.available()

@@ -1,0 +1,242 @@
+"""What a program calls: enable, share, receive, withdraw, collect, holders, stats, options.
+
+All functions are thread-safe. None waits for a stream, a peer or another thread, except where its
+text says so. In a child that was forked after its parent had used the GPU they raise
+``forked_child``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _library, reductions
+from .errors import LimboError, limbo_errors
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One process that holds, or may still use, what this process has lent."""
+
+    pid: int
+    """For people only: pids are reused, and repeat across containers."""
+    incarnation: str
+    """Names one run of one process: 32 hexadecimal digits."""
+    state: str
+    """"connected", or "quarantine": it has ended, and its GPU work may still run."""
+    why: str
+    """What a quarantine waits for; empty for a connected process."""
+    claims: int
+    bytes: int
+    mapped_pieces: int
+    oldest_claim_ms: int
+    """How long ago its oldest claim was noted, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: an argument of `enable`, and the environment variable LIMBO_<NAME>."""
+
+    name: str
+    unit: str
+    """"ms", "bytes", or "" for counts and switches."""
+    minimum: int
+    maximum: int
+    default: int
+    value: int
+    meaning: str
+
+
+class LimboAllocator(torch.cuda.memory.CUDAPluggableAllocator):
+    """Limbo's allocator as an object, complete from the start.
+
+    For ``torch.cuda.memory.change_current_allocator``, before CUDA memory is used. Errors:
+    ``no_library``, ``wrong_torch``.
+    """
+
+    def __init__(self) -> None:
+        library = _library.load()
+        _library.check(library.limbo_torch_make_allocator())
+        try:
+            # For this moment torch's current allocator is Limbo's; restore puts the other back.
+            self._allocator = torch._C._cuda_getAllocator()
+        finally:
+            _library.check(library.limbo_torch_restore_allocator())
+
+
+def enable(multiprocessing: str = "limbo", **options: int) -> None:
+    """Make Limbo the CUDA allocator of this process. Call it before CUDA memory is used.
+
+    ``multiprocessing``: "limbo" sends CUDA tensors through ``torch.multiprocessing`` by descriptor,
+    "stock" leaves that to torch. ``options``: see `options`. A second call changes these two and
+    installs nothing. Starts no CUDA and no thread.
+
+    Errors: ``wrong_torch``, ``no_library``, ``already_in_use`` (CUDA memory was used before),
+    ``bad_argument`` (also for ``backend:`` in PYTORCH_CUDA_ALLOC_CONF), ``unknown_option``,
+    ``device_error``.
+    """
+    if multiprocessing not in ("limbo", "stock"):
+        raise LimboError(
+            "bad_argument",
+            f'enable(multiprocessing={multiprocessing!r}) is not possible. Use "limbo" or "stock".',
+        )
+    library = _library.load()
+    for name, value in options.items():
+        if not isinstance(value, int):
+            raise LimboError(
+                "bad_argument",
+                f"Option {name} cannot be {value!r}. Use a whole number; torch_limbo.options() "
+                "lists units and ranges.",
+            )
+        _library.check(library.limbo_set_option(name.encode(), int(value)))
+    _library.check(library.limbo_torch_install())
+    reductions.send_by_descriptor(multiprocessing == "limbo")
+
+
+def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) -> bytes:
+    """A message that lends the tensor's memory: bytes that may travel by any road.
+
+    The receiver's work on the tensor comes behind what the current stream has queued now. The
+    memory is not reused before the receiver has let go of it on its GPU. ``consumers``: how many
+    processes are promised the memory after this process has freed it (1 in this version). ``ttl``:
+    how long an unopened message keeps the memory, in seconds, counted from the later of now and the
+    free; by default the option ``message_time_limit_ms``.
+
+    Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``not_available_yet`` (a
+    received tensor, ``consumers`` above 1), ``bad_argument`` (a non-leaf that requires grad, a
+    subclass of Tensor other than Parameter), ``ledger_full``, ``no_channel``.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise LimboError("bad_argument", f"share takes a tensor, and got a {type(tensor)}.")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise LimboError(
+            "bad_argument",
+            f"share takes a plain tensor or a Parameter, and got a {type(tensor).__name__}. Share "
+            "the plain tensors that it is made of.",
+        )
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise LimboError(
+            "bad_argument",
+            "The tensor requires_grad and is not a leaf, and autograd ends at the border of a "
+            "process. Share tensor.detach().",
+        )
+    if ttl is not None and not ttl >= 0:
+        raise LimboError("bad_argument", f"ttl cannot be {ttl}. Use seconds, 0 or more, or None.")
+    _library.load()
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    kind = reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR
+    with limbo_errors():
+        message = torch.ops.limbo.share(
+            tensor, consumers, None if ttl is None else float(ttl), kind
+        )
+    return reductions.bytes_of(message)
+
+
+def receive(
+    data: bytes | bytearray | memoryview, device: int | str | torch.device | None = None
+) -> torch.Tensor:
+    """The tensor of a message: the sender's memory, not a copy.
+
+    Works under any allocator. Two received tensors of one storage share one storage. The memory is
+    given back behind the streams that used it when the last tensor on it dies; a stream other than
+    the one that was current here is named by ``tensor.record_stream``. ``device``: open on another
+    GPU than the owner's. Waits for the handshake with a producer's first message (at most 2 s) and
+    for the driver with the first message of a piece of memory.
+
+    Errors: ``bad_descriptor``, ``gone``, ``withdrawn``, ``expired``, ``producer_exited``,
+    ``device_not_visible``, ``no_channel``, ``ledger_full``, ``device_error``, ``bad_argument``.
+    After an error nothing is held.
+    """
+    _library.load()
+    tensor = reductions.receive_tensor(data, device)
+    with limbo_errors():
+        kind = torch.ops.limbo.kind(reductions.tensor_of(data))
+    return reductions.dressed(tensor, kind == reductions.KIND_PARAMETER, tensor.requires_grad)
+
+
+def withdraw(data: bytes | bytearray | memoryview) -> None:
+    """Take a message of this process back: who has not opened it gets ``withdrawn``; holders keep
+    what they have. Errors: ``bad_descriptor``, ``bad_argument`` (a message of another process)."""
+    _library.load()
+    with limbo_errors():
+        torch.ops.limbo.withdraw(reductions.tensor_of(data))
+
+
+def collect() -> bool:
+    """Take back what receivers have let go of. True when anything came back. Never blocks.
+
+    Not needed in ordinary programs: allocation collects by itself.
+    """
+    _library.load()
+    with limbo_errors():
+        return bool(torch.ops.limbo.collect())
+
+
+def holders() -> list[Holder]:
+    """Who holds what this process has lent."""
+    rows = _library.json_of(_library.load().limbo_holders_json())
+    return [Holder(**row) for row in rows]
+
+
+def stats() -> dict[str, Any]:
+    """Numbers about lending and receiving, and about memory.
+
+    The counts of sharing, and over all devices the sums of ``limbo_blocks`` (freed here and still
+    lent), ``limbo_bytes``, ``held_for_readers_bytes``, ``allocated_bytes``, ``active_bytes`` and
+    ``reserved_bytes``; under ``devices`` the same for each device that was used.
+    """
+    numbers = _library.json_of(_library.load().limbo_stats_json())
+    result: dict[str, Any] = dict(numbers["sharing"])
+    devices = numbers["devices"]
+    for name in (
+        "limbo_blocks",
+        "limbo_bytes",
+        "held_for_readers_bytes",
+        "allocated_bytes",
+        "active_bytes",
+        "reserved_bytes",
+    ):
+        result[name] = sum(device[name] for device in devices)
+    result["devices"] = devices
+    return result
+
+
+def options() -> list[Option]:
+    """Every option with its unit, range, default and present value."""
+    rows = _library.json_of(_library.load().limbo_options_json())
+    return [Option(**row) for row in rows]
+
+
+class _ExitDrain:
+    """At the end of a process, waits until what it has just sent is claimed and mapped.
+
+    The end of a ``multiprocessing`` child runs no ``atexit``, but these finalizers; this one comes
+    after those of the queues, which flush what is still to be sent.
+    """
+
+    _AFTER_QUEUES = -100
+
+    def __init__(self) -> None:
+        self._register()
+        # A child of multiprocessing starts with an empty list of finalizers.
+        multiprocessing.util.register_after_fork(self, _ExitDrain._register)
+
+    def _register(self) -> None:
+        multiprocessing.util.Finalize(self, _ExitDrain._drain, exitpriority=self._AFTER_QUEUES)
+
+    @staticmethod
+    def _drain() -> None:
+        if not _library.is_loaded():
+            return
+        library = _library.load()
+        try:
+            limit = next(row.value for row in options() if row.name == "exit_drain_ms")
+        except (LimboError, StopIteration):
+            return
+        library.limbo_drain(limit, None)
+
+
+_exit_drain = _ExitDrain()

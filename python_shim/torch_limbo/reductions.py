@@ -1,0 +1,395 @@
+"""How CUDA tensors travel through ``torch.multiprocessing``: as descriptors of Limbo.
+
+Importing the package puts Limbo in front of three functions of
+``torch.multiprocessing.reductions``: ``reduce_tensor``, ``rebuild_cuda_tensor`` and
+``reduce_storage``. A tensor whose memory Limbo allocated is sent as a descriptor; every other one
+takes torch's own way.
+
+Programs treat that module freely: they take its functions by ``from ... import`` before anybody
+else is imported, put functions of their own in their place and call the saved originals from
+there, and run ``init_reductions()`` again. So not the names are replaced but what the functions
+do: each keeps its identity and gets a body that asks Limbo first. Whoever holds one, by whatever
+way, holds Limbo's.
+
+A reduced CUDA tensor is a pair of a function and fifteen positional arguments, in the positions of
+torch's ``rebuild_cuda_tensor``. Programs take that tuple apart too:
+
+===== ======================= ==============================================================
+index torch's name            Limbo's value
+===== ======================= ==============================================================
+0     tensor_cls              as torch
+1     tensor_size             as torch
+2     tensor_stride           as torch
+3     tensor_offset           as torch
+4     storage_cls             ``LimboStorage``
+5     dtype                   as torch
+6     storage_device          a ``DeviceByUuid``: the sender's index, and an ``int`` to whoever
+                              looks. Untouched it means the sender's GPU whatever its index here;
+                              any other value (an index, a ``torch.device``, a UUID's string) is
+                              meant as it stands
+7     storage_handle          the descriptor, bytes; None for a storage of size 0
+8     storage_size_bytes      as torch
+9     storage_offset_bytes    0: the descriptor says where the storage lies
+10    requires_grad           as torch
+11-14 counters, event         empty: the descriptor does their work
+===== ======================= ==============================================================
+
+All functions are thread-safe. In a child that was forked after its parent had used the GPU they
+raise torch's own error or ``forked_child``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing.reductions as torch_reductions
+from torch._namedtensor_internals import check_serializing_named_tensor
+
+from . import _library
+from .errors import LimboError, limbo_errors
+
+KIND_TENSOR = 0
+KIND_PARAMETER = 1
+
+#: False after ``enable(multiprocessing="stock")``: then nothing is sent by descriptor.
+_sends_by_descriptor = True
+
+
+class DeviceByUuid(int):
+    """A device index at its sender, which stands for "that GPU, whatever its index is here"."""
+
+    uuid: str
+
+    def __new__(cls, index: int, uuid: str = "") -> DeviceByUuid:
+        made = super().__new__(cls, index)
+        made.uuid = uuid
+        return made
+
+    def __reduce__(self) -> tuple[type[DeviceByUuid], tuple[int, str]]:
+        return (type(self), (int(self), self.uuid))
+
+
+_uuids: dict[int, str] = {}
+
+
+def _by_uuid(device: torch.device) -> DeviceByUuid:
+    index = device.index or 0
+    if index not in _uuids:
+        known = not _library.simulated_is_chosen()
+        _uuids[index] = str(torch.cuda.get_device_properties(index).uuid) if known else ""
+    return DeviceByUuid(index, _uuids[index])
+
+
+def _index_for_empty(device: Any) -> int:
+    """Where to make a storage of size 0, which has no descriptor to name the GPU."""
+    if not isinstance(device, DeviceByUuid):
+        return max(device_argument(device), 0)
+    return _index_of_uuid(device.uuid) if device.uuid else int(device)
+
+
+def device_argument(device: Any) -> int:
+    """What the operators take as a device: an index, or -1 for "the owner's, by its UUID".
+
+    Takes None, an index, a ``torch.device``, a string ("cuda:1", or a GPU's UUID).
+    """
+    if device is None or isinstance(device, DeviceByUuid):
+        return -1
+    if isinstance(device, int):
+        if device < 0:
+            raise LimboError(
+                "bad_argument",
+                f"There is no device {device}. Give an index from 0 on, or None for the owner's.",
+            )
+        return int(device)
+    if isinstance(device, str) and not device.startswith("cuda"):
+        return _index_of_uuid(device)
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise LimboError("bad_argument", f"{device!r} does not name a CUDA device.") from error
+    if named.type != "cuda":
+        raise LimboError(
+            "bad_argument",
+            f"{named} is no CUDA device. Give a CUDA device, or None for the owner's.",
+        )
+    if named.index is not None:
+        return int(named.index)
+    return 0 if _library.simulated() else torch.cuda.current_device()
+
+
+def _index_of_uuid(uuid: str) -> int:
+    wanted = uuid.removeprefix("GPU-").lower()
+    seen = []
+    if not _library.simulated():
+        for index in range(torch.cuda.device_count()):
+            found = str(torch.cuda.get_device_properties(index).uuid).lower()
+            if found == wanted:
+                return index
+            seen.append(found)
+    raise LimboError(
+        "device_not_visible",
+        f"No GPU with the UUID {uuid} is visible to this process; visible are: "
+        f"{', '.join(seen) or 'none'}. Make it visible (CUDA_VISIBLE_DEVICES), or name another "
+        "device.",
+    )
+
+
+def bytes_of(message: torch.Tensor) -> bytes:
+    """The bytes of a one-dimensional uint8 tensor on the CPU."""
+    return ctypes.string_at(message.data_ptr(), message.numel())
+
+
+def tensor_of(data: bytes | bytearray | memoryview) -> torch.Tensor:
+    """A uint8 tensor with a copy of the bytes, as the operators take them."""
+    if len(data) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class LimboStorage:
+    """The storage class of a reduced tensor: what torch's ``rebuild_cuda_tensor`` calls.
+
+    It is never an object of its own: calling it, and both class methods, give torch's storages.
+    """
+
+    def __new__(cls, *size: int, device: Any = None, **_: Any) -> Any:
+        """An empty storage on `device`: the only size that comes without a descriptor."""
+        if any(size):
+            raise LimboError("bad_argument", "A received storage is made from a descriptor.")
+        _library.start_cuda()
+        return _empty_tensor(torch.uint8, _index_for_empty(device)).untyped_storage()
+
+    @classmethod
+    def _new_shared_cuda(
+        cls, device: Any, handle: bytes, *_: Any, **__: Any
+    ) -> torch.UntypedStorage:
+        return receive_storage(handle, device)
+
+    @classmethod
+    def _release_ipc_counter(cls, *_: Any, **__: Any) -> None:
+        """Nothing to do: a message that one process opens twice counts once."""
+
+
+def _empty_tensor(dtype: torch.dtype, device: int) -> torch.Tensor:
+    if _library.simulated():
+        made: torch.Tensor = torch.ops.limbo.sim_empty([0], dtype=dtype, device=device)
+        return made
+    return torch.empty(0, dtype=dtype, device=torch.device("cuda", device))
+
+
+def _goes_by_descriptor(tensor: torch.Tensor) -> bool:
+    if not _sends_by_descriptor or not _library.available():
+        return False
+    if not tensor.is_cuda or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    if tensor.untyped_storage().nbytes() == 0:
+        return bool(_library.load().limbo_torch_installed()) or _library.simulated_is_chosen()
+    limbo = torch.ops.limbo
+    return bool(limbo.is_limbo(tensor)) or bool(limbo.is_received(tensor))
+
+
+def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The pair that ``ForkingPickler`` sends for a tensor.
+
+    Errors: RuntimeError for a non-leaf that requires grad and for named tensors, as torch; of
+    received memory ``not_available_yet``; ``ledger_full``.
+    """
+    if (tensor.requires_grad and not tensor.is_leaf) or not _goes_by_descriptor(tensor):
+        reduced: tuple[Callable[..., Any], tuple[Any, ...]] = _stock_reduce_tensor(tensor)
+        return reduced
+    check_serializing_named_tensor(tensor)
+    torch.utils.hooks.warn_if_has_hooks(tensor)
+    storage_size_bytes = tensor.untyped_storage().nbytes()
+    descriptor = None
+    if storage_size_bytes != 0:
+        kind = KIND_PARAMETER if isinstance(tensor, torch.nn.Parameter) else KIND_TENSOR
+        with limbo_errors():
+            descriptor = bytes_of(torch.ops.limbo.share(tensor, 1, None, kind))
+    arguments = (
+        type(tensor),
+        tensor.size(),
+        tensor.stride(),
+        tensor.storage_offset(),
+        LimboStorage,
+        tensor.dtype,
+        _by_uuid(tensor.device),
+        descriptor,
+        storage_size_bytes,
+        0,
+        tensor.requires_grad,
+        b"",
+        0,
+        b"",
+        False,
+    )
+    # The module's function of this moment: a program may have put its own there.
+    return (torch_reductions.rebuild_cuda_tensor, arguments)
+
+
+def rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
+    """The tensor of fifteen arguments; those of a storage class other than Limbo's are torch's.
+
+    Errors: as ``receive``.
+    """
+    if len(arguments) != 15 or arguments[4] is not LimboStorage:
+        stock: torch.Tensor = _stock_rebuild_cuda_tensor(*arguments)
+        return stock
+    tensor_cls, size, stride, offset, _, dtype, device, descriptor = arguments[:8]
+    storage_size_bytes, requires_grad = arguments[8], arguments[10]
+    if descriptor is None or storage_size_bytes == 0:
+        _library.start_cuda()
+        tensor = _empty_tensor(dtype, _index_for_empty(device))
+        tensor.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
+    else:
+        tensor = receive_tensor(descriptor, device)
+        described = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        if described != (dtype, size, stride, offset):  # somebody changed the arguments: theirs
+            storage = tensor.untyped_storage()
+            tensor = _empty_tensor(dtype, storage.device.index or 0)
+            tensor.set_(storage, offset, tuple(size), tuple(stride))
+    return dressed(tensor, tensor_cls is torch.nn.Parameter, requires_grad)
+
+
+def dressed(tensor: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
+    """The tensor as its sender had it: a Parameter or not, requiring grad or not."""
+    if parameter:
+        return torch.nn.Parameter(tensor.detach(), requires_grad=requires_grad)
+    if tensor.requires_grad != requires_grad:
+        tensor.requires_grad_(requires_grad)
+    return tensor
+
+
+def receive_tensor(descriptor: bytes | bytearray | memoryview, device: Any) -> torch.Tensor:
+    """Open a message of ``share``; see ``api.receive``."""
+    index = device_argument(device)
+    _library.start_cuda()
+    with limbo_errors():
+        tensor: torch.Tensor = torch.ops.limbo.receive(tensor_of(descriptor), index)
+    return tensor
+
+
+def receive_storage(
+    descriptor: bytes | bytearray | memoryview, device: Any
+) -> torch.UntypedStorage:
+    """Open a message of a tensor or a storage; the whole storage."""
+    index = device_argument(device)
+    _library.start_cuda()
+    with limbo_errors():
+        tensor = torch.ops.limbo.receive_storage(tensor_of(descriptor), index)
+    storage: torch.UntypedStorage = tensor.untyped_storage()
+    return storage
+
+
+def reduce_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The pair for an untyped storage (typed ones come here by the one inside them)."""
+    untyped = storage.untyped() if isinstance(storage, torch.TypedStorage) else storage
+    if untyped.is_cuda and _sends_by_descriptor and _library.available():
+        whole = _empty_tensor(torch.uint8, untyped.device.index or 0).set_(untyped)
+        if _goes_by_descriptor(whole):
+            device = _by_uuid(untyped.device)
+            if untyped.nbytes() == 0:
+                return (rebuild_storage, (None, device))
+            with limbo_errors():
+                message = torch.ops.limbo.share_storage(whole, 1, None)
+            return (rebuild_storage, (bytes_of(message), device))
+    reduced: tuple[Callable[..., Any], tuple[Any, ...]] = _stock_reduce_storage(storage)
+    return reduced
+
+
+def rebuild_storage(descriptor: bytes | None, device: Any) -> torch.UntypedStorage:
+    """The storage of what ``reduce_storage`` sent."""
+    if descriptor is None:
+        empty: torch.UntypedStorage = LimboStorage(0, device=device)
+        return empty
+    return receive_storage(descriptor, device)
+
+
+def _body_of_reduce_tensor(tensor):  # type: ignore[no-untyped-def]
+    from torch_limbo import reductions as limbo
+
+    return limbo.reduce_tensor(tensor)
+
+
+def _body_of_reduce_storage(storage):  # type: ignore[no-untyped-def]
+    from torch_limbo import reductions as limbo
+
+    return limbo.reduce_storage(storage)
+
+
+def _body_of_rebuild_cuda_tensor(  # type: ignore[no-untyped-def]
+    tensor_cls,
+    tensor_size,
+    tensor_stride,
+    tensor_offset,
+    storage_cls,
+    dtype,
+    storage_device,
+    storage_handle,
+    storage_size_bytes,
+    storage_offset_bytes,
+    requires_grad,
+    ref_counter_handle,
+    ref_counter_offset,
+    event_handle,
+    event_sync_required,
+):
+    from torch_limbo import reductions as limbo
+
+    return limbo.rebuild_cuda_tensor(
+        tensor_cls,
+        tensor_size,
+        tensor_stride,
+        tensor_offset,
+        storage_cls,
+        dtype,
+        storage_device,
+        storage_handle,
+        storage_size_bytes,
+        storage_offset_bytes,
+        requires_grad,
+        ref_counter_handle,
+        ref_counter_offset,
+        event_handle,
+        event_sync_required,
+    )
+
+
+def _put_in_front(name: str, body: Callable[..., Any], ours: Callable[..., Any]) -> Any:
+    """Give torch's function `name` a new body, and return a function that does what it did.
+
+    Where a program has put a function of its own in torch's place, that one is replaced by name,
+    and stays the one that tensors of others go to.
+    """
+    function = getattr(torch_reductions, name)
+    stock = getattr(function, "_limbo_stock", None)
+    if stock is not None:  # the package is imported anew
+        return stock
+    torchs = getattr(function, "__module__", "") == torch_reductions.__name__
+    if torchs and isinstance(function, types.FunctionType):
+        stock = types.FunctionType(
+            function.__code__, function.__globals__, name, function.__defaults__
+        )
+        function.__dict__["_limbo_stock"] = stock
+        function.__code__ = body.__code__
+        return stock
+    setattr(torch_reductions, name, ours)
+    return function
+
+
+_stock_reduce_tensor = _put_in_front("reduce_tensor", _body_of_reduce_tensor, reduce_tensor)
+_stock_reduce_storage = _put_in_front("reduce_storage", _body_of_reduce_storage, reduce_storage)
+_stock_rebuild_cuda_tensor = _put_in_front(
+    "rebuild_cuda_tensor", _body_of_rebuild_cuda_tensor, rebuild_cuda_tensor
+)
+# Where a program's own functions were replaced by name, the pickler's table must learn of it.
+torch_reductions.init_reductions()
+
+
+def send_by_descriptor(on: bool) -> None:
+    """Whether tensors of Limbo are sent by descriptor (as after import) or torch's own way."""
+    global _sends_by_descriptor
+    _sends_by_descriptor = on

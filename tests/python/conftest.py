@@ -1,0 +1,57 @@
+"""What every Python test gets: a device, a runtime directory of its own, balance checks.
+
+Tests run on the simulated device, unless the environment says otherwise; those under gpu/ start
+processes of their own on the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_SANDBOX = tempfile.TemporaryDirectory(prefix="limbo-pytest-")
+
+
+def _prepare_environment() -> None:
+    """Before torch_limbo is imported here or in any child."""
+    os.environ.setdefault("LIMBO_DEVICE", "simulated")
+    os.environ.setdefault("LIMBO_SIM_MACHINE", os.path.join(_SANDBOX.name, "machine"))
+    if "LIMBO_RUNTIME_DIR" not in os.environ:
+        runtime = os.path.join(_SANDBOX.name, "run")
+        os.mkdir(runtime, 0o700)
+        os.environ["LIMBO_RUNTIME_DIR"] = runtime
+    here = [str(ROOT / "python_shim"), str(Path(__file__).parent)]
+    for path in reversed(here):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    rest = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(here + ([rest] if rest else []))
+
+
+_prepare_environment()
+
+
+@pytest.fixture(scope="session")
+def shared_peer() -> Iterator[object]:
+    """One other process for all tests that only need somebody who receives."""
+    from peer import Peer
+
+    peer = Peer()
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture
+def balanced() -> Iterator[None]:
+    """At the end of the test everything is as before: memory, exports, limbo, descriptors."""
+    from balance import Balance
+
+    balance = Balance()
+    yield
+    balance.check()

@@ -1,0 +1,71 @@
+"""What the scripts share: results as one JSON line, waiting for conditions, balances."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+RESULT = "RESULT "
+
+
+def report(**values: Any) -> None:
+    """Print the result for the test that runs this script."""
+    print(RESULT + json.dumps(values), flush=True)
+
+
+def note(*words: object) -> None:
+    """Diagnostics, shown when the test fails."""
+    print(f"[{time.monotonic():.3f} pid {os.getpid()}]", *words, file=sys.stderr, flush=True)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """Poll until the condition holds; the seconds it took. TimeoutError names what was awaited."""
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > seconds:
+            raise TimeoutError(f"after {seconds} s: {what}")
+        time.sleep(0.0005)
+    return time.monotonic() - start
+
+
+def limbo_blocks() -> int:
+    """Blocks that are freed and still pinned, after a collect."""
+    import torch_limbo
+
+    torch_limbo.collect()
+    return int(torch_limbo.stats()["limbo_blocks"])
+
+
+def wait_for_empty_limbo(seconds: float = 20.0) -> float:
+    """Wait until every lent block is back; the text of a time-out says who holds what."""
+    import torch_limbo
+
+    gc.collect()
+    try:
+        return wait_until(lambda: limbo_blocks() == 0, seconds, "blocks are still in limbo")
+    except TimeoutError as late:
+        raise TimeoutError(
+            f"{late}; holders: {torch_limbo.holders()}; statistics: {torch_limbo.stats()}"
+        ) from None
+
+
+def memory_use() -> dict[str, int]:
+    """Allocated, active and reserved bytes by torch's own functions."""
+    import torch
+
+    numbers = torch.cuda.memory_stats()
+    return {
+        "allocated": torch.cuda.memory_allocated(),
+        "active": int(numbers["active_bytes.all.current"]),
+        "reserved": torch.cuda.memory_reserved(),
+    }
+
+
+def descriptors() -> int:
+    """Open file descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))

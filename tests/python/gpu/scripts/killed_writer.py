@@ -1,0 +1,122 @@
+"""A consumer is killed while a 2 s kernel of its own writes the block that it was lent.
+
+With "--child" the consumer has a fork child that outlives it: the child holds the driver's files,
+the dead consumer's kernel may go on, and the block must stay in limbo until the child has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from common import limbo_blocks, memory_use, note, report, wait_for_empty_limbo, wait_until
+
+WORDS = 16 * 1024 * 1024  # 64 MiB of int32
+CANARY = 0x5EED5EED
+KERNEL_SECONDS = 2.0
+
+
+def consume(queue: Any, pipe: Any, with_child: bool) -> None:
+    from kernels import WriteFor
+
+    write_for = WriteFor()
+    tensor = queue.get()
+    child = 0
+    if with_child:
+        child = os.fork()
+        if child == 0:
+            while True:
+                time.sleep(1)
+    write_for(tensor, KERNEL_SECONDS)
+    pipe.send((time.monotonic(), child))
+    time.sleep(60)  # is killed here
+    print(tensor.shape)
+
+
+def main() -> int:
+    import torch_limbo
+
+    with_child = "--child" in sys.argv
+    torch_limbo.enable()
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    ours, theirs = context.Pipe()
+    consumer = context.Process(target=consume, args=(queue, theirs, with_child))
+    consumer.start()
+    theirs.close()
+
+    block = torch.zeros(WORDS, dtype=torch.int32, device="cuda")
+    address = block.data_ptr()
+    queue.put(block)
+    if not ours.poll(90):
+        raise TimeoutError("the consumer did not launch its kernel")
+    launched, child = ours.recv()
+    wait_until(lambda: int(block[0]) & 0xFF000000 != 0, 5, "the kernel writes nothing")
+    seen_writing = int(block[0]) != int(block[WORDS - 1]) or int(block[0]) != 0
+    torch.cuda.synchronize()
+    before = memory_use()
+    del block
+    held = limbo_blocks()
+    # Give the feeder thread of the queue time to drop its reference: the block is then in limbo.
+    wait_until(lambda: limbo_blocks() == 1, 10, "the freed block did not go to limbo")
+    in_limbo = memory_use()
+    note("in limbo", held, in_limbo)
+
+    assert consumer.pid is not None
+    killed = time.monotonic()
+    os.kill(consumer.pid, signal.SIGKILL)
+    stayed = None
+    states: list[str] = []
+    child_killed = killed
+    if with_child:
+        consumer.join(10)
+        stayed = True
+        while time.monotonic() - killed < 1.0:
+            stayed = stayed and limbo_blocks() == 1
+            time.sleep(0.02)
+        states = [str(holder) for holder in torch_limbo.holders()]
+        note("holders while the child lives", states)
+        child_killed = time.monotonic()
+        os.kill(child, signal.SIGKILL)
+    seconds_to_return = wait_for_empty_limbo()
+    returned = time.monotonic()
+    note(f"returned {returned - killed:.3f} s after the kill")
+
+    canary = torch.empty(WORDS, dtype=torch.int32, device="cuda")
+    same_address = canary.data_ptr() == address
+    canary.fill_(CANARY)
+    torch.cuda.synchronize()
+    spoiled = 0
+    watched_until = max(launched + KERNEL_SECONDS, time.monotonic()) + 0.7
+    looks = 0
+    while time.monotonic() < watched_until:
+        spoiled = max(spoiled, int((canary != CANARY).sum()))
+        looks += 1
+    del canary
+    if not with_child:
+        consumer.join(10)
+    report(
+        seen_writing=seen_writing,
+        same_address=same_address,
+        stayed_with_child=stayed,
+        holders_with_child=states,
+        seconds_to_return=returned - (child_killed if with_child else killed),
+        waited=seconds_to_return,
+        spoiled=spoiled,
+        looks=looks,
+        before=before,
+        in_limbo=in_limbo,
+        after=memory_use(),
+        exit=consumer.exitcode,
+        statistics=torch_limbo.stats(),
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

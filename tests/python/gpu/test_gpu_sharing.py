@@ -1,0 +1,85 @@
+"""Lending between processes on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Script
+
+
+def test_a_thousand_tensors_through_a_queue(run_script: Script) -> None:
+    result = run_script("queue_thousand.py")
+    assert result["wrong"] == []
+    assert result["before"] == result["after"]
+    assert result["before"]["allocated"] == result["before"]["active"]
+    assert result["descriptors"][1] <= result["descriptors"][0], result["descriptors"]
+    assert (result["backend"], result["consumer_backend"]) == ("limbo", "native")
+    assert result["consumer_exit"] == 0
+    statistics = result["statistics"]
+    assert (statistics["limbo_blocks"], statistics["in_flight"]) == (0, 0)
+
+
+def check_canary(result: dict[str, Any]) -> None:
+    assert result["seen_writing"], "the consumer's kernel was not seen writing"
+    assert result["same_address"], "the canary must lie where the lent block was"
+    assert result["spoiled"] == 0, f"{result['spoiled']} words of the canary were overwritten"
+    assert result["looks"] > 0
+    assert result["exit"] == -9
+    lent = result["before"]["allocated"] - result["in_limbo"]["allocated"]
+    assert lent == 64 * 1024 * 1024
+    assert result["in_limbo"]["active"] == result["before"]["active"]
+    assert result["after"]["active"] == result["before"]["active"] - lent
+    assert result["statistics"]["claims_swept"] == 1
+
+
+def test_a_consumer_killed_under_its_kernel(run_script: Script) -> None:
+    check_canary(run_script("killed_writer.py"))
+
+
+def test_a_killed_consumer_whose_child_keeps_the_gpu_open(run_script: Script) -> None:
+    result = run_script("killed_writer.py", "--child")
+    assert result["stayed_with_child"], "the block came back while the dead kernel could write"
+    assert any("quarantine" in state for state in result["holders_with_child"])
+    check_canary(result)
+
+
+def test_sizes_of_received_tensors(run_script: Script) -> None:
+    answer = run_script("resize.py")
+    assert answer["intact"]
+    assert answer["exit"] == 0
+    result = answer["result"]
+    for what in ("larger", "larger view", "out", "resize_as", "set"):
+        assert result[what] == "refused", result
+        assert "clone()" in result[what + " text"], result
+    for size in (8192, 2048, 0):
+        assert result[f"storage {size}"] == "refused", result
+    assert result["smaller"]
+    assert result["empty"]
+    assert result["again"]
+    assert result["received"]
+
+
+@pytest.mark.parametrize("way", ["native", "limbo"])
+def test_a_received_tensor_on_a_side_stream(run_script: Script, way: str) -> None:
+    result = run_script("record_stream.py", way)
+    assert result["copied_well"]
+    assert result["returned_after"] > 0.9 * result["sleep"], "it came back before the stream's work"
+    assert result["host_waited"] < 0.5 * result["sleep"], "letting go waited for the stream"
+    assert result["exit"] == 0
+
+
+def test_a_consumer_that_knows_no_limbo(run_script: Script) -> None:
+    result = run_script("stock_consumer.py")
+    assert (result["total"], result["part"]) == (499500, [10, 11, 12, 13])
+    assert not result["known"], "the consumer imported torch_limbo"
+    assert result["changed"] == 499500 + 1000
+    assert result["returned"] == 8192
+    assert result["exit"] == 0
+
+
+def test_messages_between_two_limbo_processes(run_script: Script) -> None:
+    result = run_script("roundtrip.py")
+    assert result["failures"] == []
+    assert result["before"] == result["after"]
+    assert result["exit"] == 0

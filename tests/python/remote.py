@@ -1,0 +1,155 @@
+"""What tests let another process do (peer.py). Module state lives in that process."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import sim
+import torch
+import torch_limbo
+
+#: What this process holds, by the name that the test gave it.
+HELD: dict[str, Any] = {}
+
+
+def identity(value: Any) -> Any:
+    return value
+
+
+def receive(name: str, message: bytes) -> torch.Tensor:
+    """Open a message, keep the tensor under `name`, answer with its values."""
+    HELD[name] = torch_limbo.receive(message)
+    return sim.read(HELD[name])
+
+
+def keep(name: str, value: Any) -> None:
+    """Keep what came through the pipe."""
+    HELD[name] = value
+
+
+def values(name: str) -> torch.Tensor:
+    return sim.read(HELD[name])
+
+
+def fill(name: str, value: float) -> None:
+    sim.fill(HELD[name], value)
+
+
+def drop(*names: str) -> None:
+    for name in names:
+        del HELD[name]
+    gc.collect()
+
+
+def drop_all() -> None:
+    HELD.clear()
+    gc.collect()
+
+
+def stats() -> dict[str, Any]:
+    return torch_limbo.stats()
+
+
+def code_of_receiving(message: bytes) -> str:
+    """The code of the error that opening the message gives; "" if it opens."""
+    try:
+        torch_limbo.receive(message)
+    except torch_limbo.LimboError as error:
+        return error.code
+    return ""
+
+
+def describe(name: str) -> dict[str, Any]:
+    """All that a tensor is besides its values."""
+    tensor = HELD[name]
+    return {
+        "type": type(tensor).__name__,
+        "shape": tuple(tensor.shape),
+        "stride": tensor.stride(),
+        "offset": tensor.storage_offset(),
+        "dtype": str(tensor.dtype),
+        "requires_grad": tensor.requires_grad,
+        "leaf": tensor.is_leaf,
+        "device": str(tensor.device),
+        "storage_bytes": tensor.untyped_storage().nbytes(),
+    }
+
+
+def same_storage(one: str, other: str) -> bool:
+    first, second = HELD[one].untyped_storage(), HELD[other].untyped_storage()
+    return bool(first._cdata == second._cdata)
+
+
+def make(name: str, shape: tuple[int, ...], value: float) -> bytes:
+    """Make a tensor here, keep it, and share it: this process is the producer."""
+    HELD[name] = sim.full(shape, value)
+    return torch_limbo.share(HELD[name])
+
+
+def send_through(queue: Any, count: int) -> None:
+    """Put `count` tensors on a queue and forget them."""
+    for number in range(count):
+        queue.put((number, sim.full((1 + number % 700,), number)))
+
+
+def check_from(queue: Any, count: int) -> list[str]:
+    """Take `count` tensors from a queue and check them; what was wrong."""
+    wrong = []
+    for expected in range(count):
+        number, tensor = queue.get(timeout=60)
+        read = sim.read(tensor)
+        if number != expected or read.numel() != 1 + number % 700 or not bool((read == number).all()):
+            wrong.append(f"{expected}: got {number}, {tuple(read.shape)}, {read.flatten()[:3]}")
+        del tensor
+    return wrong
+
+
+def leave_at_once(count: int) -> None:
+    assert len(HELD) == count
+    os._exit(0)
+
+
+def refused_resizes(name: str, sizes: list[int]) -> dict[str, str]:
+    """Try each way to grow a tensor; the outcome of each, and whether anything changed."""
+    tensor = HELD[name]
+    storage = tensor.untyped_storage()
+
+    def state() -> tuple[Any, ...]:
+        return tuple(tensor.shape), storage.nbytes(), storage.data_ptr(), sim.read(tensor).tolist()
+
+    view = tensor[1:]
+    attempts: dict[str, Any] = {
+        "larger": lambda: tensor.resize_(tensor.numel() * 64),
+        "view": lambda: view.resize_(tensor.numel() * 64),
+        "set": lambda: tensor.set_(storage, 0, (tensor.numel() * 64,), (1,)),
+    }
+    for size in sizes:
+        attempts[f"storage {size}"] = lambda size=size: storage.resize_(size)
+    outcome = {}
+    for what, attempt in attempts.items():
+        before = state()
+        try:
+            attempt()
+        except RuntimeError as error:
+            same = state() == before and tuple(view.shape) == (tensor.numel() - 1,)
+            outcome[what] = f"refused: {error}" if same else f"changed: {before} to {state()}"
+        else:
+            outcome[what] = "accepted"
+    return outcome
+
+
+def resize(name: str, size: int) -> torch.Tensor:
+    HELD[name].resize_(size)
+    return sim.read(HELD[name])
+
+
+
+
+def storage_facts(name: str) -> tuple[str, int, bool]:
+    """A storage's type and bytes, and whether it is the one that the tensor "tensor" has."""
+    storage = HELD[name]
+    untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
+    same = untyped._cdata == HELD["tensor"].untyped_storage()._cdata
+    return type(storage).__name__, untyped.nbytes(), bool(same)

@@ -1,0 +1,57 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch_limbo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=os.environ,
+    )
+
+
+def test_the_demo_on_the_simulated_device() -> None:
+    done = run("demo", "--device", "simulated", "--steps", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.rstrip().splitlines()[-1]
+    found = re.fullmatch(
+        r"demo: lent=(\d+) released=(\d+) swept=(\d+) lost=0 corrupted=0", last
+    )
+    assert found, done.stdout
+    lent, released, swept = map(int, found.groups())
+    assert lent == released + swept
+    assert swept > 0
+    assert "before the kill:" in done.stdout
+    assert re.search(r"killed; after \d+ ms everything that it held is back", done.stdout)
+    assert done.stderr == ""
+
+
+def test_the_options_are_listed() -> None:
+    done = run("options")
+    assert done.returncode == 0, done.stderr
+    assert "LIMBO_EXIT_DRAIN_MS" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["doctor", "ls", "top"])
+def test_commands_that_are_not_there_yet_say_so(command: str) -> None:
+    done = run(command)
+    assert done.returncode == 2
+    assert f"{command} is not available yet" in done.stderr
+    assert command not in run("--help").stdout
+
+
+def test_a_wrong_number_of_steps() -> None:
+    done = run("demo", "--steps", "1")
+    assert done.returncode == 2
+    assert "--steps cannot be 1" in done.stderr

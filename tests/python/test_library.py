@@ -1,0 +1,199 @@
+"""Finding, loading and installing: before any memory is lent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch_limbo
+from torch_limbo import LimboError, _library
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_import_starts_nothing() -> None:
+    code = """
+import os, threading
+import torch
+threads = len(os.listdir("/proc/self/task"))
+import torch_limbo
+assert len(os.listdir("/proc/self/task")) == threads, os.listdir("/proc/self/task")
+assert not torch.cuda.is_initialized()
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_without_a_library_fails_only_where_it_is_needed() -> None:
+    code = """
+import pickle
+import torch, torch_limbo
+from multiprocessing.reduction import ForkingPickler
+assert pickle.loads(ForkingPickler.dumps(torch.ones(3))).tolist() == [1, 1, 1]
+try:
+    torch_limbo.enable()
+except torch_limbo.LimboError as error:
+    assert error.code == "no_library", error
+    assert "/nowhere/libtorch_limbo.so" in str(error), error
+else:
+    raise SystemExit("enabled without a library")
+"""
+    done = run_python(code, LIMBO_LIBRARY="/nowhere/libtorch_limbo.so")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "libtorch_limbo.so"
+    broken.write_bytes(b"no library")
+    code = """
+import torch_limbo
+try:
+    torch_limbo.library_path()
+except torch_limbo.LimboError as error:
+    print(error.code, error)
+"""
+    done = run_python(code, LIMBO_LIBRARY=str(broken))
+    assert done.stdout.startswith("no_library"), done.stderr
+    assert str(broken) in done.stdout
+
+
+def test_another_torch_is_refused_before_loading() -> None:
+    with pytest.raises(LimboError, match=r"torch 2\.12\.1 is running") as caught:
+        _library.check_torch_version("2.12.1+cu130")
+    assert caught.value.code == "wrong_torch"
+    _library.check_torch_version("2.11.3")
+
+
+def test_a_second_copy_of_the_library_is_refused(tmp_path: Path) -> None:
+    code = """
+import ctypes, sys
+import torch
+ctypes.CDLL(sys.argv[1])
+import torch_limbo
+try:
+    torch_limbo.library_path()
+except torch_limbo.LimboError as error:
+    print(error.code, error)
+"""
+    other = tmp_path / "libtorch_limbo.so"
+    other.write_bytes(b"")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(torch_limbo.library_path())],
+        env={**os.environ, "LIMBO_LIBRARY": str(other)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.startswith("no_library"), done.stdout + done.stderr
+    assert "can have only one" in done.stdout
+
+
+def test_the_library_is_found_where_stock_loading_put_it() -> None:
+    code = """
+import ctypes, os, sys
+import torch
+path = os.environ.pop("LIMBO_LIBRARY", None) or sys.argv[1]
+ctypes.CDLL(path)
+import torch_limbo
+assert os.path.samefile(torch_limbo.library_path(), path)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(torch_limbo.library_path())],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_enable_twice_and_its_arguments() -> None:
+    code = """
+import torch_limbo
+from torch_limbo import LimboError
+
+def code_of(**arguments):
+    try:
+        torch_limbo.enable(**arguments)
+    except LimboError as error:
+        return error.code, str(error)
+    return "", ""
+
+code, text = code_of(multiprocessing="native")
+assert code == "bad_argument" and "native" in text and "stock" in text, text
+code, text = code_of(no_such_option=1)
+assert code == "unknown_option" and "no_such_option" in text, text
+code, text = code_of(exit_drain_ms="long")
+assert code == "bad_argument" and "exit_drain_ms" in text, text
+code, text = code_of(exit_drain_ms=-5)
+assert code == "unknown_option" and "-5" in text, text
+torch_limbo.enable(exit_drain_ms=1234)
+torch_limbo.enable()
+assert {o.name: o.value for o in torch_limbo.options()}["exit_drain_ms"] == 1234
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_backend_in_the_configuration_is_refused() -> None:
+    code = """
+import torch_limbo
+try:
+    torch_limbo.enable()
+except torch_limbo.LimboError as error:
+    print(error.code, error)
+"""
+    done = run_python(code, PYTORCH_CUDA_ALLOC_CONF="backend:native")
+    assert done.stdout.startswith("bad_argument"), done.stdout + done.stderr
+    assert "backend" in done.stdout
+
+
+def test_the_allocator_as_an_object() -> None:
+    code = """
+import torch, torch_limbo
+made = torch_limbo.LimboAllocator()
+assert isinstance(made, torch.cuda.memory.CUDAPluggableAllocator)
+assert torch.cuda.get_allocator_backend() == "native"
+torch.cuda.memory.change_current_allocator(made)
+assert torch.cuda.get_allocator_backend() == "limbo"
+torch_limbo.enable()
+assert torch.cuda.get_allocator_backend() == "limbo"
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_options_are_documented() -> None:
+    options = torch_limbo.options()
+    assert options
+    for option in options:
+        assert option.meaning, option
+        assert option.minimum <= option.default <= option.maximum, option
+
+
+def test_an_option_comes_from_the_environment() -> None:
+    code = """
+import torch_limbo
+print({o.name: o.value for o in torch_limbo.options()}["exit_drain_ms"])
+"""
+    assert run_python(code, LIMBO_EXIT_DRAIN_MS="77").stdout.strip() == "77"
+
+
+def test_errors_survive_pickling() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(LimboError("gone", "The message is over.")))
+    assert (error.code, str(error)) == ("gone", "The message is over.")

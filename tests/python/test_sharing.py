@@ -1,0 +1,214 @@
+"""share and receive between processes, on the simulated device."""
+
+from __future__ import annotations
+
+import pytest
+import remote
+import sim
+import torch
+import torch_limbo
+from balance import wait_for_empty_limbo
+from peer import Peer
+from torch_limbo import LimboError
+
+pytestmark = pytest.mark.usefixtures("balanced")
+
+
+@pytest.fixture
+def peer(shared_peer: Peer) -> Peer:
+    return shared_peer
+
+
+def test_a_tensor_is_lent_and_comes_back(peer: Peer) -> None:
+    tensor = sim.full((3, 5), 4.5)
+    message = torch_limbo.share(tensor)
+    assert isinstance(message, bytes)
+    assert bool((peer.call(remote.receive, "t", message) == 4.5).all())
+    peer.call(remote.fill, "t", 7.0)  # the same memory: the other side's writes are seen here
+    peer.call(remote.values, "t")
+    assert bool((sim.read(tensor) == 7.0).all())
+    del tensor
+    torch_limbo.collect()
+    assert torch_limbo.stats()["limbo_blocks"] == 1
+    holder = next(h for h in torch_limbo.holders() if h.pid == peer.pid)
+    assert (holder.state, holder.claims) == ("connected", 1)
+    assert bool((peer.call(remote.values, "t") == 7.0).all())
+    peer.call(remote.drop, "t")
+
+
+@pytest.mark.parametrize("opens", [1, 3])
+def test_a_message_may_be_opened_several_times(peer: Peer, opens: int) -> None:
+    tensor = sim.full((100,), 2.0)
+    message = torch_limbo.share(tensor)
+    for number in range(opens):
+        peer.call(remote.receive, str(number), message)
+    for number in range(1, opens):
+        assert peer.call(remote.same_storage, "0", str(number))
+    del tensor
+    peer.call(remote.drop_all)
+
+
+def test_a_message_that_nobody_opens_ends_with_its_time(peer: Peer) -> None:
+    tensor = sim.full((100,), 2.0)
+    message = torch_limbo.share(tensor, ttl=0.05)
+    del tensor
+    wait_for_empty_limbo()  # nobody has to do anything for it
+    assert peer.call(remote.code_of_receiving, message) == "expired"
+
+
+def test_a_message_stays_open_while_its_owner_holds_the_tensor(peer: Peer) -> None:
+    tensor = sim.full((100,), 2.0)
+    message = torch_limbo.share(tensor)
+    for _ in range(3):
+        peer.call(remote.receive, "t", message)
+        peer.call(remote.drop, "t")
+    del tensor
+
+
+def test_withdraw(peer: Peer) -> None:
+    tensor = sim.full((100,), 2.0)
+    opened, unopened = torch_limbo.share(tensor), torch_limbo.share(tensor)
+    peer.call(remote.receive, "t", opened)
+    torch_limbo.withdraw(opened)
+    torch_limbo.withdraw(unopened)
+    assert peer.call(remote.code_of_receiving, unopened) == "withdrawn"
+    del tensor
+    assert bool((peer.call(remote.values, "t") == 2.0).all())
+    peer.call(remote.drop, "t")
+
+
+def test_two_tensors_of_one_storage_share_it(peer: Peer) -> None:
+    base = sim.of(torch.arange(24, dtype=torch.int64))
+    whole, part = torch_limbo.share(base.view(4, 6)), torch_limbo.share(base.view(4, 6)[1:, ::2])
+    assert peer.call(remote.receive, "whole", whole).flatten().tolist() == list(range(24))
+    got = peer.call(remote.receive, "part", part)
+    assert got.tolist() == [[6, 8, 10], [12, 14, 16], [18, 20, 22]]
+    assert peer.call(remote.same_storage, "whole", "part")
+    del base
+    peer.call(remote.drop, "whole")
+    assert peer.call(remote.values, "part").tolist() == got.tolist()
+    peer.call(remote.drop, "part")
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_parameters_stay_parameters(peer: Peer, requires_grad: bool) -> None:
+    weight = torch.nn.Parameter(sim.full((2, 3), 1.5), requires_grad=requires_grad)
+    peer.call(remote.receive, "t", torch_limbo.share(weight))
+    seen = peer.call(remote.describe, "t")
+    assert (seen["type"], seen["requires_grad"], seen["leaf"]) == ("Parameter", requires_grad, True)
+    del weight
+    peer.call(remote.drop, "t")
+
+
+def test_shapes_as_sent(peer: Peer) -> None:
+    base = sim.of(torch.arange(12, dtype=torch.int32))
+    tensors = {
+        "zero-dimensional": base[5],
+        "expanded": base[3].expand(2, 4),
+        "transposed": base.view(3, 4).t(),
+        "offset": base[7:],
+        "no elements": base[4:4],
+        "empty": sim.empty(0, 3),
+    }
+    for name, tensor in tensors.items():
+        got = peer.call(remote.receive, name, torch_limbo.share(tensor))
+        assert torch.equal(got, sim.read(tensor)), name
+        seen = peer.call(remote.describe, name)
+        assert seen["shape"] == tuple(tensor.shape), name
+        assert seen["stride"] == tensor.stride(), name
+        assert seen["offset"] == tensor.storage_offset(), name
+        assert seen["dtype"] == str(tensor.dtype), name
+    del tensor
+    tensors.clear()
+    del base
+    peer.call(remote.drop_all)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.bool])
+def test_data_types(peer: Peer, dtype: torch.dtype) -> None:
+    tensor = sim.full((7,), 1, dtype=dtype)
+    got = peer.call(remote.receive, "t", torch_limbo.share(tensor))
+    assert got.dtype == dtype
+    assert bool((got == 1).all())
+    del tensor
+    peer.call(remote.drop, "t")
+
+
+def test_opened_where_it_was_made() -> None:
+    tensor = sim.full((64,), 3.0)
+    opens = torch_limbo.stats()["opens"]
+    message = torch_limbo.share(tensor)
+    got = torch_limbo.receive(message)
+    assert got.data_ptr() == tensor.data_ptr()
+    assert torch_limbo.stats()["opens"] == opens  # the driver was not asked
+    del tensor
+    assert bool((sim.read(got) == 3.0).all())
+    del got
+
+
+def test_the_producer_may_be_the_other_process(peer: Peer) -> None:
+    message = peer.call(remote.make, "t", (50,), 8.0)
+    tensor = torch_limbo.receive(message)
+    peer.call(remote.drop, "t")
+    assert bool((sim.read(tensor) == 8.0).all())
+    with pytest.raises(LimboError) as caught:
+        torch_limbo.share(tensor)
+    assert caught.value.code == "not_available_yet"
+    del tensor
+
+
+def test_a_producer_that_has_ended() -> None:
+    with Peer() as producer:
+        opened = producer.call(remote.make, "a", (50,), 8.0)
+        unopened = producer.call(remote.make, "b", (50,), 9.0)
+        tensor = torch_limbo.receive(opened)
+        producer.kill()
+    assert bool((sim.read(tensor) == 8.0).all())
+    with pytest.raises(LimboError) as caught:
+        torch_limbo.receive(unopened)
+    assert caught.value.code == "producer_exited"
+    del tensor
+
+
+def code_of(call: object, *arguments: object, **named: object) -> tuple[str, str]:
+    with pytest.raises(LimboError) as caught:
+        call(*arguments, **named)  # type: ignore[operator]
+    return caught.value.code, str(caught.value)
+
+
+def test_what_cannot_be_shared() -> None:
+    code, text = code_of(torch_limbo.share, torch.ones(3))
+    assert code == "not_lendable"
+    assert "cpu" in text.lower()
+    code, text = code_of(torch_limbo.share, (sim.full((3,), 1.0).requires_grad_()).view(3, 1))
+    assert code == "bad_argument"
+    assert "requires_grad" in text
+    assert code_of(torch_limbo.share, [1, 2])[0] == "bad_argument"
+    tensor = sim.full((3,), 1.0)
+    assert code_of(torch_limbo.share, tensor, consumers=0)[0] == "bad_argument"
+    assert code_of(torch_limbo.share, tensor, consumers=2)[0] == "not_available_yet"
+    assert code_of(torch_limbo.share, tensor, ttl=-1)[0] == "bad_argument"
+    assert code_of(torch_limbo.share, tensor, ttl=float("nan"))[0] == "bad_argument"
+
+
+def test_bytes_that_are_no_message() -> None:
+    tensor = sim.full((3,), 1.0)
+    good = torch_limbo.share(tensor)
+    altered = bytearray(good)
+    altered[len(good) // 2] ^= 0x40
+    for bad in (b"", b"x", b"\0" * 200, good[:-1], good + b"\0", bytes(altered)):
+        assert code_of(torch_limbo.receive, bad)[0] == "bad_descriptor"
+        assert code_of(torch_limbo.withdraw, bad)[0] == "bad_descriptor"
+    assert bool((sim.read(torch_limbo.receive(memoryview(good))) == 1.0).all())
+
+
+def test_devices_that_do_not_exist() -> None:
+    tensor = sim.full((3,), 1.0)
+    message = torch_limbo.share(tensor)
+    assert code_of(torch_limbo.receive, message, device="cpu")[0] == "bad_argument"
+    assert code_of(torch_limbo.receive, message, device=-3)[0] == "bad_argument"
+    assert code_of(torch_limbo.receive, message, device="cuda:sixteen")[0] == "bad_argument"
+    code, text = code_of(torch_limbo.receive, message, device="GPU-0000")
+    assert code == "device_not_visible"
+    assert "GPU-0000" in text
+    torch_limbo.withdraw(message)
