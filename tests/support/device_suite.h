@@ -17,9 +17,9 @@
 
 #include "allocator/device/device.h"
 #include "allocator/error.h"
+#include "tests/support/balance.h"
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
-#include "tests/support/sandbox.h"
 #include "tests/support/test_kernels.h"
 
 namespace limbo::testing {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "tests/support/balance.h"
 #include "tests/support/eventually.h"
 #include "tests/support/sandbox.h"
 
