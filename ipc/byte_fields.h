@@ -1,0 +1,88 @@
+// Fields of fixed width, little endian, written and read one by one: what descriptors and messages
+// are made of. The reader never reads past its end; after a short read every further one is short.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace limbo {
+
+class FieldWriter {
+ public:
+  template <typename Unsigned>
+  void number(Unsigned value) {
+    static_assert(std::is_unsigned_v<Unsigned>);
+    for (std::size_t byte = 0; byte < sizeof(Unsigned); ++byte) {
+      bytes_.push_back(static_cast<std::byte>((value >> (8 * byte)) & 0xff));
+    }
+  }
+  void raw(std::span<const std::byte> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  // Its length (16 bits) and its characters; the caller has checked the length.
+  void text(std::string_view value) {
+    number(static_cast<std::uint16_t>(value.size()));
+    raw(std::as_bytes(std::span(value.data(), value.size())));
+  }
+
+  // Overwrites a number that was written before as a placeholder.
+  void patch_u32(std::size_t at, std::uint32_t value) {
+    for (std::size_t byte = 0; byte < sizeof(value); ++byte) {
+      bytes_.at(at + byte) = static_cast<std::byte>((value >> (8 * byte)) & 0xff);
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
+  [[nodiscard]] std::span<const std::byte> view() const noexcept { return bytes_; }
+  [[nodiscard]] std::vector<std::byte> take() noexcept { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+class FieldReader {
+ public:
+  explicit FieldReader(std::span<const std::byte> bytes) noexcept : rest_(bytes) {}
+
+  template <typename Unsigned>
+  [[nodiscard]] Unsigned number() noexcept {
+    static_assert(std::is_unsigned_v<Unsigned>);
+    const auto bytes = raw(sizeof(Unsigned));
+    Unsigned value = 0;
+    for (std::size_t byte = 0; byte < bytes.size(); ++byte) {
+      value = static_cast<Unsigned>(value | (static_cast<Unsigned>(bytes[byte]) << (8 * byte)));
+    }
+    return value;
+  }
+  // `count` bytes, or none when there are not so many.
+  [[nodiscard]] std::span<const std::byte> raw(std::size_t count) noexcept {
+    if (count > rest_.size()) {
+      short_ = true;
+      rest_ = {};
+      return {};
+    }
+    const auto bytes = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return bytes;
+  }
+  [[nodiscard]] std::string text() {
+    const auto bytes = raw(number<std::uint16_t>());
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+
+  // Something was asked for that was not there.
+  [[nodiscard]] bool ran_short() const noexcept { return short_; }
+  // Everything was there and nothing is left.
+  [[nodiscard]] bool finished() const noexcept { return !short_ && rest_.empty(); }
+
+ private:
+  std::span<const std::byte> rest_;
+  bool short_ = false;
+};
+
+}  // namespace limbo

@@ -1,0 +1,380 @@
+#include "ipc/channel.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "allocator/error.h"
+#include "ipc/channel_socket.h"
+#include "ipc/fork_guard.h"
+#include "ipc/incarnation.h"
+#include "ipc/lease_watch.h"
+#include "ipc/life_line.h"
+#include "ipc/messages.h"
+
+namespace limbo {
+namespace {
+
+// How many messages of one connection are read before others have their turn.
+constexpr int kMessagesInARow = 16;
+constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
+
+}  // namespace
+
+// One consumer, from accept until it is quiet. Of the reaper alone.
+struct ChannelPeer {
+  using Clock = std::chrono::steady_clock;
+
+  OwnedFd socket;  // invalid: the connection is closed
+  pid_t pid = 0;
+  OwnedFd pidfd;  // until hello; then the watch's
+  Clock::time_point handshake_until;
+  std::optional<std::uint32_t> lease;  // after hello
+  std::unique_ptr<PeerWatch> watch;
+  bool reported_gone = false;
+  std::string reported_why;
+};
+
+struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
+  using Clock = ServiceThread::Clock;
+
+  Impl(ServiceThread& reaper_thread, ServiceThread& worker_thread, LeaseKeeper& lease_keeper,
+       const Incarnation& own)
+      : reaper(reaper_thread),
+        worker(worker_thread),
+        keeper(lease_keeper),
+        incarnation(own),
+        directory(RuntimeDirectory::open_own()),
+        name(channel_socket_name(own)) {}
+
+  ServiceThread& reaper;
+  ServiceThread& worker;
+  LeaseKeeper& keeper;
+  const Incarnation incarnation;
+  const RuntimeDirectory directory;
+  const std::string name;
+
+  // Of the reaper alone from the start on.
+  OwnedFd listener;
+  std::map<std::uint64_t, ChannelPeer> peers;
+  std::uint64_t next_peer = 0;
+  std::optional<Clock::time_point> paused_until;  // out of descriptors: no accepting until then
+  bool closed = false;
+
+  void start();
+  void accept_all();
+  void accept_one(OwnedFd socket);
+  void read(std::uint64_t id);
+  void take(std::uint64_t id, ChannelPeer& peer, Packet& packet);
+  void take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet);
+  void give_up(std::uint64_t id);
+  void welcome(ChannelPeer& peer, const LeaseGrant& grant);
+  void close_connection(std::uint64_t id);
+  void look_at(std::uint64_t id);
+  std::optional<Clock::time_point> run(Clock::time_point now);
+  void shut();
+
+  static void answer(const ChannelPeer& peer, MessageType type, ErrorCode code,
+                     const std::string& text) {
+    // A peer that takes no more answers misses this one.
+    (void)send_packet(peer.socket.get(), encode(Refused{code, text}, type));
+  }
+};
+
+void Channel::Impl::start() {
+  remove_dead_sockets(directory);
+  listener = listen_in(directory, name);
+  fork_guard::set_listener(listener.get());
+  reaper.post([self = shared_from_this()] {
+    self->reaper.watch(self->listener.get(), [impl = self.get()] { impl->accept_all(); });
+    self->reaper.add_periodic(
+        [weak = std::weak_ptr(self)](Clock::time_point now) -> std::optional<Clock::time_point> {
+          const auto impl = weak.lock();
+          return impl ? impl->run(now) : std::nullopt;
+        });
+  });
+}
+
+void Channel::Impl::accept_all() {
+  while (true) {
+    OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.valid()) {
+      accept_one(std::move(socket));
+      continue;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+      // The listener stays readable: without a pause this would be a loop.
+      reaper.unwatch(listener.get());
+      paused_until = Clock::now() + kPauseWithoutDescriptors;
+    }
+    return;
+  }
+}
+
+void Channel::Impl::accept_one(OwnedFd socket) {
+  PeerIdentity identity = identify_peer(socket.get());
+  ChannelPeer peer;
+  peer.socket = std::move(socket);
+  peer.pid = identity.pid;
+  peer.pidfd = std::move(identity.pidfd);
+  peer.handshake_until = Clock::now() + kHandshakeDeadline;
+  if (identity.uid != ::geteuid()) {
+    answer(peer, MessageType::kRefused, ErrorCode::kNoChannel,
+           "The sender runs as user " + std::to_string(::geteuid()) + ", the receiver as user " +
+               std::to_string(identity.uid) + "; both must be one");
+    return;
+  }
+  if (!peer.pidfd.valid()) {
+    answer(
+        peer, MessageType::kRefused, ErrorCode::kNoChannel,
+        "The sender's kernel gives no pidfd for this process, so its death could not be noticed");
+    return;
+  }
+  const std::uint64_t id = next_peer++;
+  const int fd = peer.socket.get();
+  peers.emplace(id, std::move(peer));
+  reaper.watch(fd, [this, id] { read(id); });
+}
+
+void Channel::Impl::read(std::uint64_t id) {
+  for (int count = 0; count < kMessagesInARow; ++count) {
+    const auto found = peers.find(id);
+    if (found == peers.end() || !found->second.socket.valid()) return;
+    Packet packet;
+    const PacketStatus status = receive_packet(found->second.socket.get(), packet);
+    if (status == PacketStatus::kNothing) return;
+    if (status == PacketStatus::kClosed) {
+      close_connection(id);
+      return;
+    }
+    take(id, found->second, packet);
+  }
+}
+
+void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
+  MessageHeader header;
+  std::string wrong = check_frame(packet.bytes, packet.descriptors.size(), header);
+  if (packet.cut) wrong = "A message is longer, or has more descriptors, than any may have";
+  if (!wrong.empty()) {
+    const bool later = header.version == kMessageVersion &&
+                       message_name(header.type) != "unknown" &&
+                       wrong.ends_with("not available yet");
+    answer(peer, MessageType::kError, later ? ErrorCode::kNotAvailableYet : ErrorCode::kBadArgument,
+           wrong);
+    return;
+  }
+  const auto type = static_cast<MessageType>(header.type);
+  if (type == MessageType::kError) return;  // an answer to an answer would never end
+  if (type == MessageType::kHello) {
+    take_hello(id, peer, packet);
+    return;
+  }
+  if (!peer.lease) {
+    answer(peer, MessageType::kError, ErrorCode::kBadArgument, "Say hello first");
+    return;
+  }
+  const std::uint32_t lease = *peer.lease;
+  if (type == MessageType::kRowHalfFull) {
+    worker.post([this, lease] { keeper.row_half_full(lease); });
+  } else if (Decline decline; type == MessageType::kDecline && decode(packet.bytes, decline)) {
+    worker.post([this, lease, decline] {
+      keeper.decline(lease, decline.export_index, decline.generation);
+    });
+  } else {
+    answer(peer, MessageType::kError, ErrorCode::kBadArgument,
+           "Message \"" + std::string(message_name(header.type)) +
+               "\" is none that a sender takes, or its fields are out of range");
+  }
+}
+
+void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
+  Hello hello;
+  std::string wrong;
+  if (peer.lease) {
+    wrong = "Hello was said before";
+  } else if (!decode(packet.bytes, hello)) {
+    wrong = "The fields of hello are out of range";
+  } else if (hello.ledger_version != kLedgerVersion) {
+    wrong = "The receiver reads ledgers of version " + std::to_string(hello.ledger_version) +
+            ", the sender has version " + std::to_string(kLedgerVersion) +
+            "; use the same version of Limbo in both";
+  } else if (!is_life_line(packet.descriptors[0].get())) {
+    wrong = "The descriptor in hello is no life line";
+  }
+  if (!wrong.empty()) {
+    answer(peer, MessageType::kRefused, ErrorCode::kNoChannel, wrong);
+    return;
+  }
+  try {
+    const bool late = (hello.life_line_flags & life_line::kLate) != 0;
+    const LeaseGrant grant = keeper.add_lease({hello.incarnation, peer.pid, late});
+    peer.lease = grant.lease_number;
+    // From here on the lease ends by the watch alone.
+    peer.watch =
+        std::make_unique<PeerWatch>(reaper, std::move(peer.pidfd), std::move(packet.descriptors[0]),
+                                    hello.life_line_flags, [this, id] { look_at(id); });
+    welcome(peer, grant);
+  } catch (const Error& failure) {
+    answer(peer, MessageType::kRefused, failure.code(), failure.what());
+    if (peer.lease) give_up(id);
+  }
+}
+
+// A lease whose tables were not handed out: there is nothing that its consumer could hold.
+void Channel::Impl::give_up(std::uint64_t id) {
+  const auto found = peers.find(id);
+  const std::uint32_t lease = *found->second.lease;
+  reaper.unwatch(found->second.socket.get());
+  peers.erase(found);
+  worker.post([this, lease] {
+    keeper.lease_gone(lease, "the process was refused");
+    keeper.lease_quiet(lease);
+  });
+}
+
+void Channel::Impl::welcome(ChannelPeer& peer, const LeaseGrant& grant) {
+  Welcome message;
+  message.lease_number = grant.lease_number;
+  message.incarnation = incarnation;
+  message.life_line_flags = life_line::flags();
+  message.capacities = grant.capacities;
+  const int descriptors[Welcome::kDescriptors] = {grant.ledger_fd, grant.timelines_fd, grant.row_fd,
+                                                  life_line::far_end()};
+  if (!send_packet(peer.socket.get(), encode(message), descriptors)) {
+    // The consumer is dead or will report a missed deadline; the watch tells which.
+    ::shutdown(peer.socket.get(), SHUT_RDWR);
+  }
+}
+
+void Channel::Impl::close_connection(std::uint64_t id) {
+  const auto found = peers.find(id);
+  ChannelPeer& peer = found->second;
+  reaper.unwatch(peer.socket.get());
+  peer.socket.reset();
+  if (!peer.lease) {
+    peers.erase(found);
+    return;
+  }
+  peer.watch->signs().connection_closed = true;
+  look_at(id);
+}
+
+void Channel::Impl::look_at(std::uint64_t id) {
+  const auto found = peers.find(id);
+  if (found == peers.end() || !found->second.watch) return;
+  ChannelPeer& peer = found->second;
+  DeathSigns& signs = peer.watch->signs();
+  const Clock::time_point now = Clock::now();
+  const auto quiet_at = signs.quiet_at(now);
+  if (!signs.gone()) return;
+  const std::uint32_t lease = *peer.lease;
+  if (std::string why = signs.why(); !peer.reported_gone || why != peer.reported_why) {
+    peer.reported_gone = true;
+    peer.reported_why = why;
+    worker.post([this, lease, why = std::move(why)] { keeper.lease_gone(lease, why); });
+  }
+  if (!quiet_at || *quiet_at > now) return;
+  if (peer.socket.valid()) reaper.unwatch(peer.socket.get());
+  peers.erase(found);
+  worker.post([this, lease] { keeper.lease_quiet(lease); });
+}
+
+std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_point now) {
+  if (closed) return std::nullopt;
+  std::optional<Clock::time_point> next;
+  const auto wake_at = [&](Clock::time_point when) {
+    if (!next || when < *next) next = when;
+  };
+  for (auto entry = peers.begin(); entry != peers.end();) {
+    const auto current = entry++;  // look_at and erase end the current entry only
+    ChannelPeer& peer = current->second;
+    if (!peer.lease) {
+      if (peer.handshake_until > now) {
+        wake_at(peer.handshake_until);
+        continue;
+      }
+      answer(peer, MessageType::kRefused, ErrorCode::kNoChannel, "No hello came in time");
+      reaper.unwatch(peer.socket.get());
+      peers.erase(current);
+      continue;
+    }
+    const auto quiet_at = peer.watch->signs().quiet_at(now);
+    if (!quiet_at) continue;
+    if (*quiet_at > now) {
+      wake_at(*quiet_at);
+    } else {
+      look_at(current->first);
+    }
+  }
+  if (paused_until && *paused_until <= now) {
+    paused_until.reset();
+    reaper.watch(listener.get(), [this] { accept_all(); });
+  } else if (paused_until) {
+    wake_at(*paused_until);
+  }
+  return next;
+}
+
+void Channel::Impl::shut() {
+  closed = true;
+  if (listener.valid()) reaper.unwatch(listener.get());
+  fork_guard::set_listener(-1);
+  listener.reset();
+  for (auto& [id, peer] : peers) {
+    if (peer.socket.valid()) reaper.unwatch(peer.socket.get());
+  }
+  peers.clear();
+}
+
+Channel::Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,
+                 const Incarnation& incarnation)
+    : impl_(std::make_shared<Impl>(reaper, worker, keeper, incarnation)) {
+  impl_->start();
+}
+
+Channel::~Channel() {
+  remove_socket();
+  std::mutex mutex;
+  std::condition_variable done;
+  bool is_done = false;
+  impl_->reaper.post([&] {
+    impl_->shut();
+    const std::lock_guard lock(mutex);
+    is_done = true;
+    done.notify_one();
+  });
+  std::unique_lock lock(mutex);
+  done.wait(lock, [&] { return is_done; });
+  // What was posted to the worker before refers to this object: wait for it too.
+  is_done = false;
+  impl_->worker.post([&] {
+    const std::lock_guard worker_lock(mutex);
+    is_done = true;
+    done.notify_one();
+  });
+  done.wait(lock, [&] { return is_done; });
+}
+
+const std::string& Channel::directory() const noexcept {
+  return impl_->directory.path();
+}
+const std::string& Channel::socket_name() const noexcept {
+  return impl_->name;
+}
+
+void Channel::remove_socket() noexcept {
+  ::unlinkat(impl_->directory.fd(), impl_->name.c_str(), 0);
+}
+
+std::string channel_socket_name(const Incarnation& incarnation) {
+  return to_string(incarnation) + ".sock";
+}
+
+}  // namespace limbo

@@ -1,0 +1,62 @@
+// The producer's end of the channel: a listening socket in the runtime directory, and one
+// connection per consumer.
+//
+// Every process that lends has one, named after its incarnation. Everything here happens on the
+// reaper thread; what the leases' keeper has to do that may unpin memory goes to the worker, in
+// order. Whatever bytes and descriptors a peer sends, the answer is a message or a closed
+// connection; the listener goes on.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ipc/producer.h"
+#include "ipc/runtime_directory.h"
+#include "ipc/service_thread.h"
+
+namespace limbo {
+
+inline constexpr std::chrono::milliseconds kHandshakeDeadline{2000};
+
+// What the channel asks of whoever keeps the leases (Producer, by way of sharing.cpp).
+class LeaseKeeper {
+ public:
+  virtual ~LeaseKeeper() = default;
+  // On the reaper; makes no device call. May throw Error: the consumer is refused with its text.
+  [[nodiscard]] virtual LeaseGrant add_lease(const LeasePeer& peer) = 0;
+  // On the worker.
+  virtual void lease_gone(std::uint32_t lease, const std::string& why) = 0;
+  virtual void lease_quiet(std::uint32_t lease) = 0;
+  virtual void decline(std::uint32_t lease, std::uint32_t export_index,
+                       std::uint64_t generation) = 0;
+  virtual void row_half_full(std::uint32_t lease) = 0;
+};
+
+class Channel {
+ public:
+  // Listens from here on; removes the sockets of dead producers from the directory. Throws
+  // kNoChannel. `keeper` and the threads outlive it.
+  Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,
+          const Incarnation& incarnation);
+  // Closes everything and removes the socket. Not to be called on the reaper.
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  [[nodiscard]] const std::string& directory() const noexcept;
+  [[nodiscard]] const std::string& socket_name() const noexcept;
+
+  // Removes the socket's file; called at exit. Connections go on.
+  void remove_socket() noexcept;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// "<incarnation>.sock"
+[[nodiscard]] std::string channel_socket_name(const Incarnation& incarnation);
+
+}  // namespace limbo

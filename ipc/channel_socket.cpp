@@ -1,0 +1,107 @@
+#include "ipc/channel_socket.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <string_view>
+#include <vector>
+
+#include "allocator/error.h"
+#include "ipc/packet.h"
+
+namespace limbo {
+namespace {
+
+constexpr std::string_view kSuffix = ".sock";
+constexpr std::string_view kNewSuffix = ".new";
+constexpr std::time_t kUnfinishedAfter_s = 60;  // a name that somebody is still binding is younger
+constexpr int kBacklog = 128;
+
+[[noreturn]] void no_socket(const RuntimeDirectory& directory, const char* call) {
+  throw Error(ErrorCode::kNoChannel,
+              "No socket can be made in " + directory.path() + ": " + call + ": " +
+                  std::strerror(errno) + ".",
+              "Set LIMBO_RUNTIME_DIR to a directory on a local file system.");
+}
+
+OwnedFd make_socket() {
+  return OwnedFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+const sockaddr* generic(const sockaddr_un& address) {
+  return reinterpret_cast<const sockaddr*>(&address);
+}
+
+// Whether connecting proves that the producer behind `name` is dead. What is in doubt is alive.
+bool provably_dead(const RuntimeDirectory& directory, const std::string& name) {
+  const OwnedFd socket = make_socket();
+  if (!socket.valid()) return false;
+  const sockaddr_un address = directory.address(name);
+  if (::connect(socket.get(), generic(address), sizeof(address)) != 0) {
+    return errno == ECONNREFUSED;
+  }
+  const PeerIdentity listener = identify_peer(socket.get());
+  return listener.pidfd.valid() && is_readable(listener.pidfd.get());
+}
+
+bool old_enough(const RuntimeDirectory& directory, const std::string& name) {
+  struct stat facts {};
+  return ::fstatat(directory.fd(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
+         facts.st_ctime + kUnfinishedAfter_s < std::time(nullptr);
+}
+
+std::vector<std::string> socket_names(const RuntimeDirectory& directory) {
+  std::vector<std::string> names;
+  const int copy = ::openat(directory.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* listing = copy >= 0 ? ::fdopendir(copy) : nullptr;
+  if (listing == nullptr) {
+    if (copy >= 0) ::close(copy);
+    return names;
+  }
+  while (const dirent* entry = ::readdir(listing)) {
+    const std::string name = entry->d_name;
+    if (name.ends_with(kSuffix) || name.ends_with(kNewSuffix)) names.push_back(name);
+  }
+  ::closedir(listing);
+  return names;
+}
+
+}  // namespace
+
+OwnedFd listen_in(const RuntimeDirectory& directory, const std::string& name) {
+  OwnedFd socket = make_socket();
+  if (!socket.valid()) no_socket(directory, "socket");
+  const std::string first_name = name + std::string(kNewSuffix);
+  const sockaddr_un address = directory.address(first_name);
+  if (::bind(socket.get(), generic(address), sizeof(address)) != 0) no_socket(directory, "bind");
+  if (::listen(socket.get(), kBacklog) != 0 ||
+      ::renameat(directory.fd(), first_name.c_str(), directory.fd(), name.c_str()) != 0) {
+    const int failure = errno;
+    ::unlinkat(directory.fd(), first_name.c_str(), 0);
+    errno = failure;
+    no_socket(directory, "listen");
+  }
+  return socket;
+}
+
+void remove_dead_sockets(const RuntimeDirectory& directory) noexcept {
+  try {
+    for (const std::string& name : socket_names(directory)) {
+      if (name.ends_with(kNewSuffix) && !old_enough(directory, name)) continue;
+      // A name is never used twice, so nobody can have taken it over since the look.
+      if (provably_dead(directory, name)) ::unlinkat(directory.fd(), name.c_str(), 0);
+    }
+  } catch (const std::exception&) {
+    // Tidying up only: what stays behind does no harm.
+  }
+}
+
+}  // namespace limbo

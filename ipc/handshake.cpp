@@ -1,0 +1,174 @@
+#include "ipc/handshake.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "allocator/error.h"
+#include "ipc/lease_watch.h"
+#include "ipc/life_line.h"
+#include "ipc/messages.h"
+#include "ipc/packet.h"
+#include "ipc/runtime_directory.h"
+
+namespace limbo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class Caller {
+ public:
+  Caller(const ProducerAddress& address, std::chrono::milliseconds deadline)
+      : address_(address),
+        directory_(RuntimeDirectory::open_existing(address.directory)),
+        deadline_ms_(deadline.count()),
+        until_(Clock::now() + deadline) {}
+
+  Handshake call(const Incarnation& own) {
+    connect();
+    check_listener();
+    const int life_line = life_line::far_end();
+    Hello hello;
+    hello.incarnation = own;
+    hello.life_line_flags = life_line::flags();
+    const int descriptors[Hello::kDescriptors] = {life_line};
+    if (!send_packet(result_.socket.get(), encode(hello), descriptors)) unreachable("send");
+    read_answer();
+    return std::move(result_);
+  }
+
+ private:
+  [[nodiscard]] std::string path() const { return address_.directory + "/" + address_.socket_name; }
+
+  [[noreturn]] void fail(const std::string& cause) const {
+    throw Error(ErrorCode::kNoChannel,
+                "The sender at " + path() + " cannot be reached: " + cause + ".",
+                "Both processes must run as one user, on one machine, and see that directory.");
+  }
+  [[noreturn]] void unreachable(const char* call) const {
+    fail(std::string(call) + ": " + std::strerror(errno));
+  }
+  [[noreturn]] void exited(const std::string& sign) const {
+    throw Error(ErrorCode::kProducerExited,
+                "The process that sent this has ended (" + path() + ": " + sign + ").",
+                "Keep the sender alive until its messages are opened.");
+  }
+
+  void connect() {
+    OwnedFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket.valid()) unreachable("socket");
+    const sockaddr_un where = directory_.address(address_.socket_name);
+    while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) != 0) {
+      // A socket gets its name when it listens already, so refused means that nobody is left.
+      if (errno == ENOENT) exited("there is no such socket any more");
+      if (errno == ECONNREFUSED) exited("nobody listens");
+      if (errno != EAGAIN && errno != EINTR) unreachable("connect");
+      if (Clock::now() >= until_) fail("its queue of connections is full");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    result_.socket = std::move(socket);
+  }
+
+  void check_listener() {
+    PeerIdentity listener = identify_peer(result_.socket.get());
+    if (listener.uid != ::geteuid()) {
+      fail("it runs as user " + std::to_string(listener.uid) + ", not as " +
+           std::to_string(::geteuid()));
+    }
+    if (!listener.pidfd.valid()) fail("the kernel gives no pidfd for it");
+    // A fork child of a dead producer may hold the listener: connects succeed, nobody answers.
+    if (is_readable(listener.pidfd.get())) exited("a child of it keeps its socket open");
+    result_.pid = listener.pid;
+    result_.pidfd = std::move(listener.pidfd);
+  }
+
+  void wait_readable() {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until_ - Clock::now());
+    pollfd entries[2] = {{result_.socket.get(), POLLIN, 0}, {result_.pidfd.get(), POLLIN, 0}};
+    const int ready = ::poll(entries, 2, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    if (ready < 0 && errno == EINTR) return;
+    if (ready < 0) unreachable("poll");
+    if (ready == 0) fail("no answer within " + std::to_string(deadline_ms_) + " ms");
+    if (entries[0].revents == 0) exited("it ended during the handshake");
+  }
+
+  void read_answer() {
+    Packet packet;
+    PacketStatus status = PacketStatus::kNothing;
+    while (status == PacketStatus::kNothing) {
+      wait_readable();
+      status = receive_packet(result_.socket.get(), packet);
+    }
+    if (status == PacketStatus::kClosed) {
+      if (is_readable(result_.pidfd.get())) exited("it ended during the handshake");
+      fail("it closed the connection");
+    }
+    MessageHeader header;
+    const std::string wrong = check_frame(packet.bytes, packet.descriptors.size(), header);
+    if (packet.cut || !wrong.empty()) fail(wrong.empty() ? "its answer is too long" : wrong);
+    const auto type = static_cast<MessageType>(header.type);
+    Refused refused;
+    if ((type == MessageType::kRefused || type == MessageType::kError) &&
+        decode(packet.bytes, refused)) {
+      throw Error(refused.code, "The sender at " + path() + " refuses: " + refused.text + ".");
+    }
+    Welcome welcome;
+    if (type != MessageType::kWelcome || !decode(packet.bytes, welcome)) {
+      fail("its answer is not a welcome");
+    }
+    accept(welcome, packet);
+  }
+
+  void accept(const Welcome& welcome, Packet& packet) {
+    if (welcome.incarnation != address_.incarnation) fail("somebody else listens there");
+    result_.lease_number = welcome.lease_number;
+    result_.life_line_flags = welcome.life_line_flags;
+    result_.capacities = welcome.capacities;
+    result_.ledger = std::move(packet.descriptors[0]);
+    result_.timelines = std::move(packet.descriptors[1]);
+    result_.row = std::move(packet.descriptors[2]);
+    result_.life_line = std::move(packet.descriptors[3]);
+    check_table("ledger", result_.ledger, ledger_layout(welcome.capacities).total);
+    check_table("timelines table", result_.timelines, timelines_bytes(welcome.capacities));
+    check_table("row", result_.row, row_layout(welcome.capacities).total);
+    if (!is_life_line(result_.life_line.get())) fail("its life line is none");
+  }
+
+  // A table that can shrink would end this process by SIGBUS.
+  void check_table(const char* what, const OwnedFd& table, std::size_t size_bytes) const {
+    struct stat facts {};
+    if (::fstat(table.get(), &facts) != 0) unreachable("fstat");
+    if (static_cast<std::size_t>(facts.st_size) != size_bytes) {
+      fail(std::string("its ") + what + " has " + std::to_string(facts.st_size) + " bytes, not " +
+           std::to_string(size_bytes));
+    }
+    constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    const int seals = ::fcntl(table.get(), F_GET_SEALS);
+    if (seals < 0 || (seals & kSeals) != kSeals) {
+      fail(std::string("its ") + what + " is not sealed");
+    }
+  }
+
+  const ProducerAddress& address_;
+  const RuntimeDirectory directory_;
+  const std::int64_t deadline_ms_;
+  const Clock::time_point until_;
+  Handshake result_;
+};
+
+}  // namespace
+
+Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
+                      std::chrono::milliseconds deadline) {
+  return Caller(address, deadline).call(own);
+}
+
+}  // namespace limbo

@@ -1,0 +1,41 @@
+// The consumer's end of the channel: reaching a producer, and what its welcome brings.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "ipc/channel.h"
+#include "ipc/layout.h"
+#include "ipc/owned_fd.h"
+
+namespace limbo {
+
+// Where a producer listens, from a descriptor.
+struct ProducerAddress {
+  Incarnation incarnation;
+  std::string directory;
+  std::string socket_name;
+};
+
+// An answered handshake. The tables' sizes and seals have been checked.
+struct Handshake {
+  OwnedFd socket;
+  std::int64_t pid = 0;  // for people only
+  OwnedFd pidfd;
+  OwnedFd life_line;
+  std::uint32_t life_line_flags = 0;
+  std::uint32_t lease_number = 0;
+  Capacities capacities;
+  OwnedFd ledger;     // read-only
+  OwnedFd timelines;  // readable and writable
+  OwnedFd row;        // readable and writable
+};
+
+// Connects and says hello; waits for the answer, at most `deadline` in all. Throws kProducerExited
+// when nobody listens there any more, kNoChannel (with the path and the cause) when it cannot be
+// reached or does not answer in time, and what the producer refuses with.
+[[nodiscard]] Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
+                                    std::chrono::milliseconds deadline = kHandshakeDeadline);
+
+}  // namespace limbo

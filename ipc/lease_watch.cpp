@@ -1,0 +1,84 @@
+#include "ipc/lease_watch.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "ipc/life_line.h"
+
+namespace limbo {
+
+bool DeathSigns::needs_grace() const noexcept {
+  constexpr std::uint32_t kProvesLess = life_line::kLate | life_line::kPerhapsMps;
+  return !process_ended || (life_line_flags & kProvesLess) != 0;
+}
+
+bool DeathSigns::never_quiet() const noexcept {
+  return (life_line_flags & life_line::kLateWithChildren) != 0;
+}
+
+std::optional<DeathSigns::Clock::time_point> DeathSigns::quiet_at(Clock::time_point now) {
+  if (!gone() || !life_line_closed || never_quiet()) return std::nullopt;
+  if (!grace_from) grace_from = now;
+  return needs_grace() ? *grace_from + kQuietGrace : *grace_from;
+}
+
+std::string DeathSigns::why() const {
+  const std::string ended =
+      process_ended ? "the process has ended" : "the process has replaced itself by exec";
+  if (never_quiet()) {
+    return ended +
+           "; its GPU work may go on in a child that it had before Limbo was loaded, so it "
+           "counts as a holder until the owner ends";
+  }
+  if (!life_line_closed) return ended + "; its GPU work, or a fork child of it, still runs";
+  if (needs_grace()) return ended + "; its GPU work is given 2 s to stop";
+  return ended;
+}
+
+PeerWatch::PeerWatch(ServiceThread& reaper, OwnedFd pidfd, OwnedFd life_line, std::uint32_t flags,
+                     std::function<void()> changed)
+    : reaper_(reaper),
+      pidfd_(std::move(pidfd)),
+      life_line_(std::move(life_line)),
+      changed_(std::move(changed)) {
+  signs_.life_line_flags = flags;
+  if (pidfd_.valid()) reaper_.watch(pidfd_.get(), [this] { see_pidfd(); });
+  if (life_line_.valid()) reaper_.watch(life_line_.get(), [this] { see_life_line(); });
+}
+
+PeerWatch::~PeerWatch() {
+  if (pidfd_.valid()) reaper_.unwatch(pidfd_.get());
+  if (life_line_.valid()) reaper_.unwatch(life_line_.get());
+}
+
+void PeerWatch::see_pidfd() {
+  reaper_.unwatch(pidfd_.get());
+  signs_.process_ended = true;
+  const auto changed = changed_;  // may destroy this watch
+  changed();
+}
+
+void PeerWatch::see_life_line() {
+  char byte[64];
+  const ssize_t got = ::recv(life_line_.get(), byte, sizeof(byte), MSG_DONTWAIT);
+  if (got > 0) return;  // nobody writes there; what somebody wrote all the same is dropped
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  reaper_.unwatch(life_line_.get());
+  signs_.life_line_closed = true;
+  const auto changed = changed_;
+  changed();
+}
+
+bool is_life_line(int fd) noexcept {
+  int value = 0;
+  socklen_t length = sizeof(value);
+  if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &length) != 0 || value != SOCK_STREAM) {
+    return false;
+  }
+  length = sizeof(value);
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &value, &length) == 0 && value == AF_UNIX;
+}
+
+}  // namespace limbo

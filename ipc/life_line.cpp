@@ -1,0 +1,123 @@
+#include "ipc/life_line.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "allocator/error.h"
+#include "ipc/driver_files.h"
+
+namespace limbo::life_line {
+namespace {
+
+constexpr int kFirstNumber = 3;  // 0 to 2 are the program's to replace
+
+// One end: its number, and the inode that tells it from whatever may have that number later.
+struct End {
+  std::atomic<int> fd{-1};
+  std::atomic<std::uint64_t> inode{0};
+
+  [[nodiscard]] bool alive() const noexcept {
+    struct stat facts {};
+    const int number = fd.load(std::memory_order_relaxed);
+    return number >= 0 && ::fstat(number, &facts) == 0 && S_ISSOCK(facts.st_mode) &&
+           facts.st_ino == inode.load(std::memory_order_relaxed);
+  }
+  void set(int number) noexcept {
+    struct stat facts {};
+    if (::fstat(number, &facts) == 0) inode.store(facts.st_ino, std::memory_order_relaxed);
+    fd.store(number, std::memory_order_relaxed);
+  }
+  void close_if_alive() noexcept {
+    if (alive()) ::close(fd.load(std::memory_order_relaxed));
+    fd.store(-1, std::memory_order_relaxed);
+  }
+};
+
+// Constant-initialised: usable before any other static object is made.
+constinit End near_end;  // held, never sent
+constinit End other_end;
+constinit std::atomic<std::uint32_t> made_flags{0};
+constinit std::mutex remake_mutex;  // guards making a lost line anew; nothing is called under it
+
+// Moves a descriptor to kFirstNumber or above.
+int above_standard(int fd) noexcept {
+  if (fd >= kFirstNumber || fd < 0) return fd;
+  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, kFirstNumber);
+  ::close(fd);
+  return moved;
+}
+
+bool mps_may_be_used() noexcept {
+  if (std::getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr) return true;
+  return ::access("/tmp/nvidia-mps/control", F_OK) == 0;
+}
+
+}  // namespace
+
+void make() noexcept {
+  int pair[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) return;
+  // The lower number to the end that is held.
+  const int lower = std::min(pair[0], pair[1]);
+  const int higher = std::max(pair[0], pair[1]);
+  const int near_fd = above_standard(lower);
+  const int other_fd = above_standard(higher);
+  if (near_fd < 0 || other_fd < 0) {
+    if (near_fd >= 0) ::close(near_fd);
+    if (other_fd >= 0) ::close(other_fd);
+    return;
+  }
+  std::uint32_t flags = 0;
+  if (own_driver_files().any()) {
+    flags = kLate;
+    if (descendant_has_driver_files()) flags |= kLateWithChildren;
+  }
+  near_end.set(near_fd);
+  other_end.set(other_fd);
+  made_flags.store(flags, std::memory_order_relaxed);
+}
+
+void renew_in_child() noexcept {
+  if (!own_driver_files().any()) near_end.close_if_alive();
+  near_end.fd.store(-1, std::memory_order_relaxed);
+  other_end.close_if_alive();
+  make();
+}
+
+int far_end() {
+  const std::lock_guard lock(remake_mutex);
+  if (!near_end.alive() || !other_end.alive()) {
+    near_end.close_if_alive();
+    other_end.close_if_alive();
+    make();
+  }
+  if (!other_end.alive()) {
+    throw Error(
+        ErrorCode::kNoChannel,
+        std::string("The life line of this process cannot be made: ") + std::strerror(errno) + ".",
+        "Raise the limit of open files.");
+  }
+  return other_end.fd.load(std::memory_order_relaxed);
+}
+
+std::uint32_t flags() {
+  std::uint32_t flags = made_flags.load(std::memory_order_relaxed);
+  const DriverFiles files = own_driver_files();
+  const bool driver_is_lower =
+      files.lowest >= 0 && files.lowest < near_end.fd.load(std::memory_order_relaxed);
+  if (!files.readable || driver_is_lower) flags |= kLate;
+  if (mps_may_be_used()) flags |= kPerhapsMps;
+  return flags;
+}
+
+}  // namespace limbo::life_line

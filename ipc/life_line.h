@@ -1,0 +1,44 @@
+// The life line: how other processes know that none of this process's GPU work runs any more.
+//
+// Closing a process's last descriptor of the driver ends its GPU work, and fork children inherit
+// those descriptors. So the life line is a descriptor that is inherited and closed together with
+// them: one end of a socket pair, made when the library is loaded, before CUDA starts, under the
+// lowest number to be had (a dying process closes from the highest number down, so it closes after
+// the driver's), close-on-exec as the driver's are. The other end goes to every producer; it reads
+// end-of-file when this process and its fork children have closed theirs.
+//
+// After a fork: a child forked after the first use keeps the inherited line for as long as it
+// lives, as it keeps the driver's files. A child forked before is a process of its own: it closes
+// the inherited line (told by inode, not by number) where it has no file of the driver open, and
+// makes its own.
+#pragma once
+
+#include <cstdint>
+
+namespace limbo::life_line {
+
+// What a producer has to know about how far this life line can be believed. Sent in hello.
+inline constexpr std::uint32_t kLate = 1;  // made after the driver's files were opened
+// A descendant held the driver's files when the line was made late: it does not hold the line.
+inline constexpr std::uint32_t kLateWithChildren = 2;
+// GPU work may belong to an MPS server, which outlives this process.
+inline constexpr std::uint32_t kPerhapsMps = 4;
+inline constexpr std::uint32_t kKnownFlags = kLate | kLateWithChildren | kPerhapsMps;
+
+// Makes the line; called at load. Never throws: what cannot be made is made at the next call of
+// far_end.
+void make() noexcept;
+
+// In a fork child that is a process of its own: lets the inherited line go, makes a new one.
+// Async-signal-safe.
+void renew_in_child() noexcept;
+
+// The end that others watch, for a duplicate; stays this module's. Makes a new, late, line when the
+// program has closed the descriptors behind the library's back. Throws kNoChannel when there can be
+// none.
+[[nodiscard]] int far_end();
+
+// kLate and so on, as things stand now.
+[[nodiscard]] std::uint32_t flags();
+
+}  // namespace limbo::life_line

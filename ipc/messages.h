@@ -1,0 +1,105 @@
+// What travels over the channel: packets of a Unix socket (SEQPACKET), each one message.
+//
+// | bytes | field                                     |
+// |-------|-------------------------------------------|
+// | 2     | type                                      |
+// | 2     | version                                   |
+// | 4     | length of the whole message               |
+// | ...   | the fields of its type, in fixed order    |
+//
+// All numbers are little endian. Descriptors travel beside the bytes; each type has its number of
+// them. An unknown type or version is answered by an error that names both, and the connection goes
+// on; so is a message of the wrong length or with the wrong descriptors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "allocator/error.h"
+#include "ipc/layout.h"
+
+namespace limbo {
+
+inline constexpr std::uint16_t kMessageVersion = 1;
+inline constexpr std::size_t kMaxMessageBytes = 4096;
+inline constexpr std::size_t kMessageHeaderBytes = 8;
+
+enum class MessageType : std::uint16_t {
+  kHello = 1,        // consumer: who I am; its life line
+  kWelcome = 2,      // producer: lease, capacities; ledger, timelines, row, its life line
+  kRefused = 3,      // producer, instead of welcome: why
+  kDecline = 4,      // consumer: I could not claim this one
+  kRowHalfFull = 5,  // consumer: note my row
+  kLostContext = 6,  // reserved from here on: answered by "not available yet"
+  kForward = 7,
+  kMemory = 8,
+  kTimeline = 9,
+  kUnmapWanted = 10,
+  kPublishList = 11,
+  kAcquire = 12,
+  kReap = 13,
+  kHolders = 14,
+  kError = 15,  // either side, in answer to a message that it cannot take
+};
+
+// "hello", "forward"; "unknown" for what is none.
+[[nodiscard]] std::string_view message_name(std::uint16_t type) noexcept;
+
+struct Hello {
+  static constexpr std::size_t kDescriptors = 1;  // the life line's far end
+  std::uint32_t ledger_version = kLedgerVersion;
+  Incarnation incarnation;
+  std::uint32_t life_line_flags = 0;
+};
+
+struct Welcome {
+  static constexpr std::size_t kDescriptors = 4;  // ledger, timelines, row, life line
+  std::uint32_t lease_number = 0;
+  Incarnation incarnation;
+  std::uint32_t life_line_flags = 0;
+  Capacities capacities;
+};
+
+// Also the body of kError.
+struct Refused {
+  static constexpr std::size_t kDescriptors = 0;
+  ErrorCode code = ErrorCode::kNoChannel;
+  std::string text;  // cut to what a message holds
+};
+
+struct Decline {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint32_t export_index = 0;
+  std::uint64_t generation = 0;
+};
+
+using MessageBytes = std::vector<std::byte>;
+
+[[nodiscard]] MessageBytes encode(const Hello& message);
+[[nodiscard]] MessageBytes encode(const Welcome& message);
+[[nodiscard]] MessageBytes encode(const Refused& message, MessageType type = MessageType::kRefused);
+[[nodiscard]] MessageBytes encode(const Decline& message);
+[[nodiscard]] MessageBytes encode_row_half_full();
+
+struct MessageHeader {
+  std::uint16_t type = 0;
+  std::uint16_t version = 0;
+  std::uint32_t length = 0;
+};
+
+// What is wrong with a packet of `descriptors` descriptors; empty when its type can be decoded.
+// Fills `header` as far as the bytes go.
+[[nodiscard]] std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,
+                                      MessageHeader& header);
+
+// The fields of a message that check_frame has passed. False: they are not what the type allows.
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Hello& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Welcome& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Refused& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Decline& message);
+
+}  // namespace limbo

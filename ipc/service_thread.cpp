@@ -1,0 +1,182 @@
+#include "ipc/service_thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "allocator/error.h"
+#include "ipc/owned_fd.h"
+
+namespace limbo {
+
+struct ServiceThread::Impl {
+  OwnedFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
+  OwnedFd bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+
+  std::mutex mutex;  // guards tasks and stopping; nothing is called under it
+  std::vector<Task> tasks;
+  bool stopping = false;
+  std::atomic<bool> rung{false};  // set by whoever has written to the bell since the last round
+
+  // Of the thread alone. Handlers are shared so that one that unwatches itself outlives its call.
+  std::map<int, std::shared_ptr<Task>> handlers;
+  std::vector<Periodic> periodics;
+  std::thread thread;
+
+  void ring() noexcept {
+    if (rung.exchange(true, std::memory_order_seq_cst)) return;
+    const std::uint64_t one = 1;
+    if (::write(bell.get(), &one, sizeof(one)) < 0) rung.store(false);
+  }
+
+  template <typename Function>
+  static void guarded(Function&& function) noexcept {
+    try {
+      function();
+    } catch (const std::exception&) {
+      // A background thread has nobody to tell; what it does is repeated in the next round.
+    }
+  }
+
+  void run();
+  void dispatch(int timeout_ms);
+  bool run_tasks();
+  int run_periodics();
+};
+
+void ServiceThread::Impl::dispatch(int timeout_ms) {
+  std::array<epoll_event, 32> events{};
+  const int count =
+      ::epoll_wait(epoll.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+  for (int index = 0; index < count; ++index) {
+    const int fd = events[static_cast<std::size_t>(index)].data.fd;
+    if (fd == bell.get()) {
+      std::uint64_t rings = 0;
+      if (::read(bell.get(), &rings, sizeof(rings)) < 0) continue;
+      continue;
+    }
+    const auto found = handlers.find(fd);  // an earlier handler of this round may have removed it
+    if (found == handlers.end()) continue;
+    const std::shared_ptr<Task> handler = found->second;
+    guarded(*handler);
+  }
+}
+
+bool ServiceThread::Impl::run_tasks() {
+  std::vector<Task> batch;
+  bool stop = false;
+  {
+    const std::lock_guard lock(mutex);
+    batch.swap(tasks);
+    stop = stopping;
+  }
+  for (Task& task : batch) guarded(task);
+  return !stop;
+}
+
+int ServiceThread::Impl::run_periodics() {
+  std::optional<Clock::time_point> next;
+  for (std::size_t index = 0; index < periodics.size(); ++index) {
+    guarded([&] {
+      const auto wanted = periodics[index](Clock::now());
+      if (wanted && (!next || *wanted < *next)) next = wanted;
+    });
+  }
+  if (!next) return -1;
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(wait.count(), 0, 3'600'000));
+}
+
+void ServiceThread::Impl::run() {
+  int timeout_ms = 0;
+  while (true) {
+    dispatch(timeout_ms);
+    rung.store(false, std::memory_order_seq_cst);  // before looking at what was asked for
+    if (!run_tasks()) return;
+    timeout_ms = run_periodics();
+  }
+}
+
+ServiceThread::ServiceThread(const std::string& name) : impl_(std::make_unique<Impl>()) {
+  Impl& impl = *impl_;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = impl.bell.get();
+  if (!impl.epoll.valid() || !impl.bell.valid() ||
+      ::epoll_ctl(impl.epoll.get(), EPOLL_CTL_ADD, impl.bell.get(), &event) != 0) {
+    throw Error(ErrorCode::kInternal,
+                "The thread " + name + " cannot be started: " + std::strerror(errno) + ".",
+                "Raise the limit of open files.");
+  }
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    impl.thread = std::thread([&impl] { impl.run(); });
+  } catch (const std::exception& failure) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw Error(ErrorCode::kInternal,
+                "The thread " + name + " cannot be started: " + failure.what() + ".");
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_setname_np(impl.thread.native_handle(), name.c_str());
+}
+
+ServiceThread::~ServiceThread() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+  }
+  impl_->rung.store(false);
+  impl_->ring();
+  impl_->thread.join();
+}
+
+void ServiceThread::post(Task task) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->tasks.push_back(std::move(task));
+  }
+  impl_->ring();
+}
+
+void ServiceThread::ring() {
+  impl_->ring();
+}
+
+void ServiceThread::watch(int fd, Task handler) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.fd = fd;
+  if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw Error(ErrorCode::kInternal, "Descriptor " + std::to_string(fd) +
+                                          " cannot be watched: " + std::strerror(errno) + ".");
+  }
+  impl_->handlers[fd] = std::make_shared<Task>(std::move(handler));
+}
+
+void ServiceThread::unwatch(int fd) {
+  if (impl_->handlers.erase(fd) > 0) {
+    ::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+  }
+}
+
+void ServiceThread::add_periodic(Periodic periodic) {
+  impl_->periodics.push_back(std::move(periodic));
+}
+
+}  // namespace limbo

@@ -1,0 +1,59 @@
+// A background thread of the library: waits for descriptors, for tasks from other threads, and for
+// deadlines. Three of them exist in a process that shares:
+//
+// | thread         | does                                        | may wait for              |
+// |----------------|---------------------------------------------|---------------------------|
+// | limbo-reaper   | connections, deaths, completing waits of the| nothing; no device call   |
+// |                | dead                                        |                           |
+// | limbo-worker   | sweeps, collects, time limits, late releases| what a launch waits for   |
+// | limbo-unmapper | closes mappings                             | kernels                   |
+//
+// The reaper makes no device call at all: a host thread of the program may be stuck in the driver
+// behind the very wait that the reaper has to complete.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace limbo {
+
+class ServiceThread {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Task = std::function<void()>;
+  // Called in every round; returns when it wants to be called next at the latest, or nothing.
+  using Periodic = std::function<std::optional<Clock::time_point>(Clock::time_point now)>;
+
+  // Starts the thread, all signals blocked. Throws kInternal when it cannot be started. `name`: at
+  // most 15 characters.
+  explicit ServiceThread(const std::string& name);
+  // Stops and joins it: tasks that were posted before are run.
+  ~ServiceThread();
+  ServiceThread(const ServiceThread&) = delete;
+  ServiceThread& operator=(const ServiceThread&) = delete;
+
+  // Runs `task` on the thread, in the order of posting. Never blocks. Callable from anywhere.
+  // Tasks, periodics and handlers run with no lock of this class held. An Error that escapes them
+  // is dropped: they report in their own way.
+  void post(Task task);
+
+  // Has the periodics called soon. One system call at most; none when the thread is awake anyway.
+  void ring();
+
+  // ---- on the thread itself (post from anywhere else) ----------------------------------------
+
+  // Calls `handler` whenever `fd` is readable or its other end is closed, until unwatch(fd).
+  // Whoever owns fd calls unwatch before closing it.
+  void watch(int fd, Task handler);
+  void unwatch(int fd);
+  void add_periodic(Periodic periodic);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace limbo

@@ -1,0 +1,377 @@
+#include "ipc/channel.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <random>
+
+#include "allocator/error.h"
+#include "ipc/channel_socket.h"
+#include "ipc/handshake.h"
+#include "ipc/incarnation.h"
+#include "ipc/life_line.h"
+#include "ipc/messages.h"
+#include "ipc/packet.h"
+#include "tests/support/eventually.h"
+#include "tests/support/sandbox.h"
+
+namespace limbo {
+namespace {
+
+using testing::eventually;
+
+OwnedFd sealed_memfd(std::size_t size_bytes) {
+  OwnedFd fd(::memfd_create("limbo-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size_bytes)), 0);
+  EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+  return fd;
+}
+
+// Grants leases over tables of its own and writes down what it is told.
+class FakeKeeper : public LeaseKeeper {
+ public:
+  FakeKeeper() {
+    capacities_ = {1024, 64, 1024, 64};
+    ledger_ = sealed_memfd(ledger_layout(capacities_).total);
+    timelines_ = sealed_memfd(timelines_bytes(capacities_));
+    row_ = sealed_memfd(row_layout(capacities_).total);
+  }
+
+  LeaseGrant add_lease(const LeasePeer& peer) override {
+    if (refuse_) throw Error(ErrorCode::kLedgerFull, "No lease is left.");
+    note("add " + std::to_string(peer.pid));
+    return {next_lease_++, capacities_, ledger_.get(), timelines_.get(), row_.get()};
+  }
+  void lease_gone(std::uint32_t lease, const std::string& why) override {
+    note("gone " + std::to_string(lease) + " " + why);
+  }
+  void lease_quiet(std::uint32_t lease) override { note("quiet " + std::to_string(lease)); }
+  void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
+    note("decline " + std::to_string(lease) + " " + std::to_string(index) + " " +
+         std::to_string(generation));
+  }
+  void row_half_full(std::uint32_t lease) override { note("half " + std::to_string(lease)); }
+
+  bool noted(const std::string& line) {
+    const std::lock_guard lock(mutex_);
+    return std::find(lines_.begin(), lines_.end(), line) != lines_.end();
+  }
+  std::size_t notes() {
+    const std::lock_guard lock(mutex_);
+    return lines_.size();
+  }
+  std::atomic<bool> refuse_{false};
+  Capacities capacities_;
+  OwnedFd row_;
+
+ private:
+  void note(std::string line) {
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::move(line));
+  }
+
+  OwnedFd ledger_;
+  OwnedFd timelines_;
+  std::mutex mutex_;  // guards lines_
+  std::vector<std::string> lines_;
+  std::uint32_t next_lease_ = 0;
+};
+
+class ChannelTest : public testing::BalancedTest {
+ protected:
+  // Made and gone inside the balance.
+  struct Stack {
+    FakeKeeper keeper;
+    ServiceThread reaper{"test-reaper"};
+    ServiceThread worker{"test-worker"};
+    const Incarnation incarnation = random_incarnation();
+    Channel channel{reaper, worker, keeper, incarnation};
+  };
+  void SetUp() override {
+    BalancedTest::SetUp();
+    stack_ = std::make_unique<Stack>();
+  }
+  void TearDown() override {
+    stack_.reset();
+    BalancedTest::TearDown();
+  }
+  FakeKeeper& keeper() { return stack_->keeper; }
+  Channel& channel() { return stack_->channel; }
+  [[nodiscard]] ProducerAddress address() {
+    return {stack_->incarnation, channel().directory(), channel().socket_name()};
+  }
+  // A connection that has said nothing yet.
+  [[nodiscard]] OwnedFd connect() {
+    OwnedFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const auto directory = RuntimeDirectory::open_existing(channel().directory());
+    const sockaddr_un where = directory.address(channel().socket_name());
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)), 0);
+    return socket;
+  }
+  // Waits for the next packet.
+  static Packet next(int socket) {
+    Packet packet;
+    EXPECT_TRUE(
+        eventually([&] { return receive_packet(socket, packet) == PacketStatus::kPacket; }));
+    return packet;
+  }
+  static Refused next_refusal(int socket, MessageType type) {
+    const Packet packet = next(socket);
+    MessageHeader header;
+    EXPECT_EQ(check_frame(packet.bytes, packet.descriptors.size(), header), "");
+    EXPECT_EQ(header.type, static_cast<std::uint16_t>(type));
+    Refused refused;
+    EXPECT_TRUE(decode(packet.bytes, refused));
+    return refused;
+  }
+  static MessageBytes hello_bytes() {
+    Hello hello;
+    hello.incarnation = random_incarnation();
+    return encode(hello);
+  }
+
+  std::unique_ptr<Stack> stack_;
+};
+
+TEST_F(ChannelTest, WelcomesAConsumerAndHandsItTheTables) {
+  const Handshake hands = shake_hands(address(), random_incarnation());
+  EXPECT_EQ(hands.lease_number, 0U);
+  EXPECT_EQ(hands.capacities, keeper().capacities_);
+  EXPECT_EQ(hands.pid, ::getpid());
+  struct stat ours {};
+  struct stat theirs {};
+  ASSERT_EQ(::fstat(hands.row.get(), &ours), 0);
+  ASSERT_EQ(::fstat(keeper().row_.get(), &theirs), 0);
+  EXPECT_EQ(ours.st_ino, theirs.st_ino);
+  EXPECT_TRUE(keeper().noted("add " + std::to_string(::getpid())));
+}
+
+TEST_F(ChannelTest, HandsOnDeclinesAndBells) {
+  const Handshake hands = shake_hands(address(), random_incarnation());
+  ASSERT_TRUE(send_packet(hands.socket.get(), encode(Decline{7, 8})));
+  ASSERT_TRUE(send_packet(hands.socket.get(), encode_row_half_full()));
+  EXPECT_TRUE(
+      eventually([&] { return keeper().noted("decline 0 7 8") && keeper().noted("half 0"); }));
+}
+
+TEST_F(ChannelTest, ARefusalArrivesWithItsReason) {
+  keeper().refuse_ = true;
+  try {
+    (void)shake_hands(address(), random_incarnation());
+    FAIL();
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.code(), ErrorCode::kLedgerFull);
+    EXPECT_NE(std::string(failure.what()).find("No lease is left"), std::string::npos);
+  }
+  keeper().refuse_ = false;
+  (void)shake_hands(address(), random_incarnation());
+}
+
+TEST_F(ChannelTest, AClosedConnectionAloneIsNotGone) {
+  { const Handshake hands = shake_hands(address(), random_incarnation()); }
+  (void)shake_hands(address(), random_incarnation());  // read after the end of the first
+  EXPECT_EQ(keeper().notes(), 2U);
+}
+
+TEST_F(ChannelTest, AConnectionAndALifeLineClosedAreGone) {
+  int line[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line), 0);
+  OwnedFd near_end(line[0]);
+  OwnedFd other_end(line[1]);
+  OwnedFd socket = connect();
+  const int sent[] = {other_end.get()};
+  ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), sent));
+  (void)next(socket.get());
+  other_end.reset();
+  near_end.reset();
+  socket.reset();
+  const auto gone = [&] {
+    return keeper().noted(
+        "gone 0 the process has replaced itself by exec; its GPU work is given 2 s to stop");
+  };
+  EXPECT_TRUE(eventually(gone));
+  EXPECT_FALSE(keeper().noted("quiet 0"));
+  EXPECT_TRUE(eventually([&] { return keeper().noted("quiet 0"); }));
+}
+
+TEST_F(ChannelTest, BadMessagesAreAnsweredAndTheConnectionGoesOn) {
+  const OwnedFd socket = connect();
+  // before hello
+  ASSERT_TRUE(send_packet(socket.get(), encode_row_half_full()));
+  EXPECT_EQ(next_refusal(socket.get(), MessageType::kError).text, "Say hello first");
+  // unknown type, unknown version
+  MessageBytes odd = encode_row_half_full();
+  odd[0] = std::byte{200};
+  ASSERT_TRUE(send_packet(socket.get(), odd));
+  EXPECT_NE(next_refusal(socket.get(), MessageType::kError).text.find("type 200"),
+            std::string::npos);
+  // a later feature
+  odd[0] = static_cast<std::byte>(MessageType::kForward);
+  ASSERT_TRUE(send_packet(socket.get(), odd));
+  EXPECT_EQ(next_refusal(socket.get(), MessageType::kError).code, ErrorCode::kNotAvailableYet);
+  // hello without, and with a wrong, descriptor
+  ASSERT_TRUE(send_packet(socket.get(), hello_bytes()));
+  (void)next_refusal(socket.get(), MessageType::kError);
+  const int wrong[] = {keeper().row_.get()};
+  ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), wrong));
+  EXPECT_EQ(next_refusal(socket.get(), MessageType::kRefused).text,
+            "The descriptor in hello is no life line");
+  // too long
+  ASSERT_TRUE(send_packet(socket.get(), MessageBytes(kMaxMessageBytes + 1)));
+  (void)next_refusal(socket.get(), MessageType::kError);
+  // and a good one at last
+  const int right[] = {life_line::far_end()};
+  ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), right));
+  EXPECT_EQ(next(socket.get()).descriptors.size(), 4U);
+  // hello twice
+  ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), right));
+  EXPECT_EQ(next_refusal(socket.get(), MessageType::kRefused).text, "Hello was said before");
+}
+
+TEST_F(ChannelTest, SurvivesRandomBytesAndDescriptors) {
+  std::mt19937_64 random(99);
+  for (int round = 0; round < 300; ++round) {
+    const OwnedFd socket = connect();
+    for (int message = 0; message < 4; ++message) {
+      MessageBytes bytes(1 + random() % 200);
+      for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 16);
+      std::vector<int> descriptors(random() % 8, keeper().row_.get());
+      if (!send_packet(socket.get(), bytes, descriptors)) break;
+    }
+  }
+  (void)shake_hands(address(), random_incarnation());
+}
+
+TEST_F(ChannelTest, SomebodyWhoSaysNothingIsSentAwayAfterTheDeadline) {
+  const OwnedFd socket = connect();
+  EXPECT_EQ(next_refusal(socket.get(), MessageType::kRefused).text, "No hello came in time");
+  Packet packet;
+  EXPECT_TRUE(
+      eventually([&] { return receive_packet(socket.get(), packet) == PacketStatus::kClosed; }));
+}
+
+TEST_F(ChannelTest, AnotherIncarnationIsNotBelieved) {
+  ProducerAddress other = address();
+  other.incarnation = random_incarnation();
+  try {
+    (void)shake_hands(other, random_incarnation());
+    FAIL();
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.code(), ErrorCode::kNoChannel);
+  }
+}
+
+ErrorCode connect_code(const ProducerAddress& where, std::chrono::milliseconds deadline) {
+  try {
+    (void)shake_hands(where, random_incarnation(), deadline);
+  } catch (const Error& failure) {
+    EXPECT_NE(std::string(failure.what()).find(where.directory), std::string::npos);
+    return failure.code();
+  }
+  return ErrorCode::kInternal;
+}
+
+TEST_F(ChannelTest, WhoCannotBeReachedIsToldApart) {
+  constexpr std::chrono::milliseconds kShort{50};
+  ProducerAddress where = address();
+  where.directory = "/nonexistent/limbo";
+  EXPECT_EQ(connect_code(where, kShort), ErrorCode::kNoChannel);
+  where = address();
+  where.socket_name = "nobody.sock";
+  EXPECT_EQ(connect_code(where, kShort), ErrorCode::kProducerExited);
+
+  // A socket that listens and never answers, and then one that nobody listens on.
+  const auto directory = RuntimeDirectory::open_existing(channel().directory());
+  OwnedFd mute = listen_in(directory, "mute.sock");
+  where.socket_name = "mute.sock";
+  EXPECT_EQ(connect_code(where, kShort), ErrorCode::kNoChannel);
+  mute.reset();
+  EXPECT_EQ(connect_code(where, kShort), ErrorCode::kProducerExited);
+
+  // It is provably dead: whoever starts a listener removes it, and leaves the living.
+  remove_dead_sockets(directory);
+  const std::filesystem::path folder = channel().directory();
+  EXPECT_FALSE(std::filesystem::exists(folder / "mute.sock"));
+  EXPECT_TRUE(std::filesystem::exists(folder / channel().socket_name()));
+}
+
+// ---- the directory ------------------------------------------------------------------------------
+
+class RuntimeDirectoryTest : public ::testing::Test {
+ protected:
+  void use(const std::filesystem::path& path) {
+    ASSERT_EQ(::setenv("LIMBO_RUNTIME_DIR", path.c_str(), 1), 0);
+  }
+  static std::string refusal() {
+    try {
+      (void)RuntimeDirectory::open_own();
+    } catch (const Error& failure) {
+      EXPECT_EQ(failure.code(), ErrorCode::kNoChannel);
+      return failure.what();
+    }
+    return {};
+  }
+  testing::Sandbox sandbox;
+};
+
+TEST_F(RuntimeDirectoryTest, IsMadeForThisUserAlone) {
+  use(sandbox.path() / "fresh");
+  const auto directory = RuntimeDirectory::open_own();
+  struct stat facts {};
+  ASSERT_EQ(::fstat(directory.fd(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0700U);
+  EXPECT_EQ(RuntimeDirectory::open_existing(directory.path()).path(), directory.path());
+}
+
+TEST_F(RuntimeDirectoryTest, SymbolicLinksFilesAndOpenDirectoriesAreRefused) {
+  const auto real = sandbox.path() / "real";
+  ASSERT_EQ(::mkdir(real.c_str(), 0700), 0);
+  std::filesystem::create_symlink(real, sandbox.path() / "link");
+  use(sandbox.path() / "link");
+  EXPECT_NE(refusal().find("symbolic link"), std::string::npos);
+  std::ofstream(sandbox.path() / "file") << "x";
+  use(sandbox.path() / "file");
+  EXPECT_NE(refusal().find("Not a directory"), std::string::npos);
+  ASSERT_EQ(::chmod(real.c_str(), 0755), 0);
+  use(real);
+  EXPECT_NE(refusal().find("chmod 700"), std::string::npos);
+  use(sandbox.path() / "missing" / "deeper");
+  EXPECT_NE(refusal().find((sandbox.path() / "missing" / "deeper").string()), std::string::npos);
+}
+
+TEST_F(RuntimeDirectoryTest, LongPathsWork) {
+  const auto path = sandbox.path() / std::string(200, 'd');
+  use(path);
+  const auto directory = RuntimeDirectory::open_own();
+  const OwnedFd listener = listen_in(directory, "long.sock");
+  OwnedFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const sockaddr_un where = directory.address("long.sock");
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)), 0);
+}
+
+TEST_F(RuntimeDirectoryTest, FallsBackWhereTheSessionHasNone) {
+  ::unsetenv("LIMBO_RUNTIME_DIR");
+  const char* session = std::getenv("XDG_RUNTIME_DIR");
+  const std::string saved = session != nullptr ? session : "";
+  ::setenv("XDG_RUNTIME_DIR", sandbox.path().c_str(), 1);
+  EXPECT_EQ(RuntimeDirectory::open_own().path(), (sandbox.path() / "limbo").string());
+  ::setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+  EXPECT_EQ(RuntimeDirectory::open_own().path(), "/tmp/limbo-" + std::to_string(::geteuid()));
+  if (saved.empty()) {
+    ::unsetenv("XDG_RUNTIME_DIR");
+  } else {
+    ::setenv("XDG_RUNTIME_DIR", saved.c_str(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace limbo

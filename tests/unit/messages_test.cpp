@@ -1,0 +1,132 @@
+#include "ipc/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "ipc/life_line.h"
+
+namespace limbo {
+namespace {
+
+std::string frame_error(const MessageBytes& bytes, std::size_t descriptors) {
+  MessageHeader header;
+  return check_frame(bytes, descriptors, header);
+}
+
+TEST(Messages, ComeBackAsTheyWere) {
+  Hello hello;
+  hello.incarnation = {1, 2};
+  hello.life_line_flags = life_line::kLate | life_line::kPerhapsMps;
+  Hello hello_back;
+  EXPECT_EQ(frame_error(encode(hello), 1), "");
+  ASSERT_TRUE(decode(encode(hello), hello_back));
+  EXPECT_EQ(hello_back.incarnation, hello.incarnation);
+  EXPECT_EQ(hello_back.life_line_flags, hello.life_line_flags);
+  EXPECT_EQ(hello_back.ledger_version, kLedgerVersion);
+
+  Welcome welcome;
+  welcome.lease_number = 17;
+  welcome.incarnation = {3, 4};
+  Welcome welcome_back;
+  EXPECT_EQ(frame_error(encode(welcome), 4), "");
+  ASSERT_TRUE(decode(encode(welcome), welcome_back));
+  EXPECT_EQ(welcome_back.lease_number, 17U);
+  EXPECT_EQ(welcome_back.capacities, welcome.capacities);
+
+  Refused refused_back;
+  EXPECT_EQ(frame_error(encode(Refused{ErrorCode::kLedgerFull, "no room"}), 0), "");
+  ASSERT_TRUE(decode(encode(Refused{ErrorCode::kLedgerFull, "no room"}), refused_back));
+  EXPECT_EQ(refused_back.code, ErrorCode::kLedgerFull);
+  EXPECT_EQ(refused_back.text, "no room");
+
+  Decline decline_back;
+  EXPECT_EQ(frame_error(encode(Decline{5, 6}), 0), "");
+  ASSERT_TRUE(decode(encode(Decline{5, 6}), decline_back));
+  EXPECT_EQ(decline_back.export_index, 5U);
+  EXPECT_EQ(decline_back.generation, 6U);
+
+  EXPECT_EQ(frame_error(encode_row_half_full(), 0), "");
+}
+
+TEST(Messages, ALongTextIsCutToWhatAMessageHolds) {
+  const MessageBytes bytes = encode(Refused{ErrorCode::kInternal, std::string(100'000, 'x')});
+  EXPECT_LE(bytes.size(), kMaxMessageBytes);
+  Refused back;
+  EXPECT_TRUE(decode(bytes, back));
+}
+
+TEST(Messages, UnknownTypesAndVersionsAreNamed) {
+  MessageBytes bytes = encode_row_half_full();
+  bytes[2] = std::byte{7};
+  const std::string version = frame_error(bytes, 0);
+  EXPECT_NE(version.find("version 7"), std::string::npos) << version;
+  EXPECT_NE(version.find("version 1"), std::string::npos) << version;
+  bytes = encode_row_half_full();
+  bytes[0] = std::byte{99};
+  const std::string type = frame_error(bytes, 0);
+  EXPECT_NE(type.find("type 99"), std::string::npos) << type;
+}
+
+TEST(Messages, LaterTypesAreNotAvailableYet) {
+  MessageBytes bytes = encode_row_half_full();
+  bytes[0] = static_cast<std::byte>(MessageType::kForward);
+  EXPECT_EQ(frame_error(bytes, 0), "Message \"forward\" is not available yet");
+}
+
+TEST(Messages, WrongLengthsAndDescriptorsAreRefused) {
+  const MessageBytes good = encode(Decline{5, 6});
+  for (std::size_t length = 0; length < good.size(); ++length) {
+    EXPECT_NE(frame_error({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)}, 0),
+              "");
+  }
+  MessageBytes longer = good;
+  longer.push_back(std::byte{0});
+  EXPECT_NE(frame_error(longer, 0), "");
+  longer[4] = static_cast<std::byte>(longer.size());  // even when the length says so
+  EXPECT_NE(frame_error(longer, 0), "");
+  EXPECT_NE(frame_error(good, 1), "");
+  Hello hello;
+  hello.incarnation = {1, 2};
+  EXPECT_NE(frame_error(encode(hello), 0), "");
+}
+
+TEST(Messages, FieldsOutOfRangeAreNotDecoded) {
+  Hello hello;  // incarnation 0
+  EXPECT_FALSE(decode(encode(hello), hello));
+  hello.incarnation = {1, 1};
+  hello.life_line_flags = 0x80;
+  EXPECT_FALSE(decode(encode(hello), hello));
+  Welcome welcome;
+  welcome.capacities.claims = 100;  // no whole group
+  EXPECT_FALSE(decode(encode(welcome), welcome));
+  Decline decline{protocol::kMaxExportIndex + 1, 0};
+  EXPECT_FALSE(decode(encode(decline), decline));
+}
+
+TEST(Messages, RandomBytesDoNoHarm) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 20'000; ++round) {
+    MessageBytes bytes(random() % 64);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    if (bytes.size() >= 8 && round % 2 == 0) {  // a good header
+      bytes[0] = static_cast<std::byte>(random() % 17);
+      bytes[1] = std::byte{0};
+      bytes[2] = std::byte{1};
+      bytes[3] = std::byte{0};
+      bytes[4] = static_cast<std::byte>(bytes.size());
+      bytes[5] = bytes[6] = bytes[7] = std::byte{0};
+    }
+    MessageHeader header;
+    if (!check_frame(bytes, random() % 5, header).empty()) continue;
+    Hello hello;
+    Welcome welcome;
+    Refused refused;
+    Decline decline;
+    (void)(decode(bytes, hello) || decode(bytes, welcome) || decode(bytes, refused) ||
+           decode(bytes, decline));
+  }
+}
+
+}  // namespace
+}  // namespace limbo
