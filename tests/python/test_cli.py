@@ -25,9 +25,7 @@ def test_the_demo_on_the_simulated_device() -> None:
     done = run("demo", "--device", "simulated", "--steps", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.rstrip().splitlines()[-1]
-    found = re.fullmatch(
-        r"demo: lent=(\d+) released=(\d+) swept=(\d+) lost=0 corrupted=0", last
-    )
+    found = re.fullmatch(r"demo: lent=(\d+) released=(\d+) swept=(\d+) lost=0 corrupted=0", last)
     assert found, done.stdout
     lent, released, swept = map(int, found.groups())
     assert lent == released + swept

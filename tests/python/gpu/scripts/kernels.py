@@ -103,6 +103,4 @@ def _launch(kernel: Any, arguments: list[_U64]) -> None:
         *[ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values]
     )
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    _check_cuda(
-        driver.cuLaunchKernel(kernel.func, 8, 1, 1, 256, 1, 1, 0, stream, pointers, None)
-    )
+    _check_cuda(driver.cuLaunchKernel(kernel.func, 8, 1, 1, 256, 1, 1, 0, stream, pointers, None))

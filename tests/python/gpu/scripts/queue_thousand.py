@@ -37,7 +37,7 @@ def consume(queue: Any, answers: Any) -> None:
         )
         if not good:
             wrong += 1
-            first = f"{number}: {tensor.dtype} {tuple(tensor.shape)} {tensor.flatten()[:4].tolist()}"
+            first = f"{number}: {tensor.dtype} {tuple(tensor.shape)} {tensor[:4].tolist()}"
         del tensor, item
         answers.put((number, wrong, first))
     assert float(own.sum()) == 1000.0

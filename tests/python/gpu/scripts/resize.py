@@ -39,9 +39,7 @@ def consume(queue: Any, answers: Any) -> None:
     refused("larger view", lambda: view.resize_(100_000))
     refused("out", lambda: torch.add(other, other, out=tensor))
     refused("resize_as", lambda: tensor.resize_as_(other))
-    refused(
-        "set", lambda: tensor.set_(tensor.untyped_storage(), 0, (100_000,), (1,))
-    )
+    refused("set", lambda: tensor.set_(tensor.untyped_storage(), 0, (100_000,), (1,)))
     for size in (8 * ELEMENTS, 2 * ELEMENTS, 0):
         refused(f"storage {size}", lambda size=size: tensor.untyped_storage().resize_(size))
     tensor.resize_(100)
@@ -51,7 +49,6 @@ def consume(queue: Any, answers: Any) -> None:
     tensor.resize_(ELEMENTS)
     result["again"] = torch.equal(tensor.cpu(), expected)
     result["received"] = not tensor.untyped_storage().resizable()
-    del tensor, view
     answers.put(result)
 
 

@@ -49,9 +49,7 @@ def train() -> list[float]:
 
 def install(way: str) -> None:
     if way == "stock":
-        stock = torch.cuda.memory.CUDAPluggableAllocator(
-            sys.argv[2], "limbo_malloc", "limbo_free"
-        )
+        stock = torch.cuda.memory.CUDAPluggableAllocator(sys.argv[2], "limbo_malloc", "limbo_free")
         torch.cuda.memory.change_current_allocator(stock)
     elif way == "enable":
         import torch_limbo
