@@ -157,6 +157,12 @@ class Device {
   // (int64(*word - at_least) >= 0), as the driver does.
   virtual void wait_word(StreamRef stream, const std::uint64_t* word, std::uint64_t at_least) = 0;
 
+  // `fd`'s closing by everybody is to be the sign that none of this process's work runs any more
+  // (a life line). CUDA needs nothing for it: the driver ends the work before a dying process's
+  // lower descriptors close. The simulated device keeps a copy open until its work has ended. May
+  // be called before the device is used; starts nothing then.
+  virtual void hold_while_work_runs(int /*fd*/) {}
+
   // ---- data -------------------------------------------------------------------------------
   // Behind the stream's earlier work. copy_to_host and copy_from_host return when done.
 
