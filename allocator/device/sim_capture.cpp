@@ -1,0 +1,63 @@
+#include "allocator/device/sim_capture.h"
+
+#include <iterator>
+
+namespace limbo::sim {
+
+std::shared_ptr<Capture> Captures::of(std::uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_slot_.find(slot);
+  return found == by_slot_.end() ? nullptr : found->second;
+}
+
+bool Captures::add(std::uint32_t slot, const Op& op, std::span<const Write> writes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_slot_.find(slot);
+  if (found == by_slot_.end()) return false;
+  found->second->graph->nodes.push_back({op, {writes.begin(), writes.end()}});
+  return true;
+}
+
+bool Captures::join(std::uint32_t slot, const std::shared_ptr<Capture>& capture) {
+  const std::lock_guard lock(mutex_);
+  const auto origin = by_slot_.find(capture->origin);
+  if (origin == by_slot_.end() || origin->second != capture) return false;
+  return by_slot_.try_emplace(slot, capture).first->second == capture;
+}
+
+bool Captures::begin(std::uint32_t slot, SimCaptureMode mode) {
+  const std::lock_guard lock(mutex_);
+  auto capture = std::make_shared<Capture>();
+  capture->origin = slot;
+  capture->mode = mode;
+  return by_slot_.try_emplace(slot, std::move(capture)).second;
+}
+
+std::shared_ptr<Capture> Captures::end(std::uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_slot_.find(slot);
+  if (found == by_slot_.end() || found->second->origin != slot) return nullptr;
+  const std::shared_ptr<Capture> capture = found->second;
+  std::erase_if(by_slot_, [&](const auto& entry) { return entry.second == capture; });
+  return capture;
+}
+
+void Captures::invalidate(std::uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = by_slot_.find(slot); found != by_slot_.end()) {
+    found->second->valid = false;
+  }
+}
+
+bool Captures::invalidate_global() {
+  const std::lock_guard lock(mutex_);
+  bool any = false;
+  for (auto& [slot, capture] : by_slot_) {
+    if (capture->mode != SimCaptureMode::kGlobal) continue;
+    capture->valid = false;
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace limbo::sim
