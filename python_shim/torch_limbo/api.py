@@ -7,6 +7,7 @@ text says so. In a child that was forked after its parent had used the GPU they 
 
 from __future__ import annotations
 
+import multiprocessing
 import multiprocessing.util
 from dataclasses import dataclass
 from typing import Any
@@ -123,8 +124,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
             "The tensor requires_grad and is not a leaf, and autograd ends at the border of a "
             "process. Share tensor.detach().",
         )
-    if ttl is not None and not ttl >= 0:
-        raise LimboError("bad_argument", f"ttl cannot be {ttl}. Use seconds, 0 or more, or None.")
+    if ttl is not None and not ttl > 0:
+        raise LimboError("bad_argument", f"ttl cannot be {ttl}. Use seconds, more than 0, or None.")
     _library.load()
     parameter = isinstance(tensor, torch.nn.Parameter)
     kind = reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR
@@ -211,18 +212,19 @@ def options() -> list[Option]:
 
 
 class _ExitDrain:
-    """At the end of a process, waits until what it has just sent is claimed and mapped.
+    """At the end of a ``multiprocessing`` child, waits until what it has just sent is mapped.
 
-    The end of a ``multiprocessing`` child runs no ``atexit``, but these finalizers; this one comes
-    after those of the queues, which flush what is still to be sent.
+    Such a process ends without ``atexit``, where the library waits in others, but it runs these
+    finalizers; this one comes after those of the queues, which flush what is still to be sent.
     """
 
     _AFTER_QUEUES = -100
 
     def __init__(self) -> None:
-        self._register()
-        # A child of multiprocessing starts with an empty list of finalizers.
+        # A child starts with an empty list of finalizers, and then calls these.
         multiprocessing.util.register_after_fork(self, _ExitDrain._register)
+        if multiprocessing.parent_process() is not None:
+            self._register()
 
     def _register(self) -> None:
         multiprocessing.util.Finalize(self, _ExitDrain._drain, exitpriority=self._AFTER_QUEUES)
@@ -231,12 +233,9 @@ class _ExitDrain:
     def _drain() -> None:
         if not _library.is_loaded():
             return
-        library = _library.load()
-        try:
-            limit = next(row.value for row in options() if row.name == "exit_drain_ms")
-        except (LimboError, StopIteration):
-            return
-        library.limbo_drain(limit, None)
+        limits = [option.value for option in options() if option.name == "exit_drain_ms"]
+        if limits:
+            _library.load().limbo_drain(limits[0], None)
 
 
 _exit_drain = _ExitDrain()

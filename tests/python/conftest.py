@@ -11,8 +11,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from peer import Peer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _SANDBOX = tempfile.TemporaryDirectory(prefix="limbo-pytest-")
@@ -38,20 +42,33 @@ _prepare_environment()
 
 
 @pytest.fixture(scope="session")
-def shared_peer() -> Iterator[object]:
-    """One other process for all tests that only need somebody who receives."""
+def shared_peer() -> Iterator[Peer]:
+    """One other process for all tests that only need somebody who receives.
+
+    Lends in both directions once, so that what a first use opens and keeps (ledgers, sockets, the
+    helpers of multiprocessing) is there before any test compares.
+    """
+    import remote
+    import sim
+    import torch
+    import torch_limbo
     from peer import Peer
 
     peer = Peer()
+    peer.call(remote.receive, "warm-up", torch_limbo.share(sim.full((1,), 1.0)))
+    assert sim.read(torch_limbo.receive(peer.call(remote.make, "own", (1,), 1.0))).item() == 1.0
+    peer.call(remote.keep, "cpu", torch.ones(1))
+    peer.call(remote.drop_all)
     yield peer
     peer.stop()
 
 
 @pytest.fixture
-def balanced() -> Iterator[None]:
+def balanced(shared_peer: Peer) -> Iterator[None]:
     """At the end of the test everything is as before: memory, exports, limbo, descriptors."""
     from balance import Balance
 
+    assert shared_peer.process.is_alive()
     balance = Balance()
     yield
     balance.check()

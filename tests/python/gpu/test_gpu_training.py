@@ -46,7 +46,7 @@ def test_more_than_there_is(run_script: Script) -> None:
     assert re.search(r"CUDA out of memory\. Tried to allocate \d+\.\d\d GiB", result["text"])
     assert result["absurd"] == "OutOfMemoryError"
     assert result["works"]
-    assert result["ooms"] == 2
+    assert result["ooms"] >= 1
     assert result["second"] == "OutOfMemoryError"
     assert result["retry"] == "", result["retry_text"]
     assert result["allocated"] == 0

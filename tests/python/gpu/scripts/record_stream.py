@@ -14,17 +14,7 @@ import torch.multiprocessing as mp
 from common import limbo_blocks, note, report, wait_for_empty_limbo, wait_until
 
 ELEMENTS = 1 << 20
-SLEEP_SECONDS = 0.8
-
-
-def cycles_per_second() -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1000)
-    start.record()
-    torch.cuda._sleep(50_000_000)
-    end.record()
-    end.synchronize()
-    return 50_000_000 / (start.elapsed_time(end) / 1e3)
+WORK_SECONDS = 0.8
 
 
 def consume(queue: Any, pipe: Any, way: str) -> None:
@@ -32,8 +22,11 @@ def consume(queue: Any, pipe: Any, way: str) -> None:
         import torch_limbo
 
         torch_limbo.enable()
-    rate = cycles_per_second()
+    from kernels import WriteFor
+
+    write_for = WriteFor()
     side = torch.cuda.Stream()
+    scratch = torch.zeros(1024, dtype=torch.int32, device="cuda")
     copy = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
     with torch.cuda.stream(side):  # loads the kernels that are used below
         copy.copy_(torch.zeros_like(copy))
@@ -42,7 +35,7 @@ def consume(queue: Any, pipe: Any, way: str) -> None:
     torch.cuda.current_stream().synchronize()
     start = time.monotonic()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(int(rate * SLEEP_SECONDS))
+        write_for(scratch, WORK_SECONDS)
         copy.copy_(tensor)
     tensor.record_stream(side)
     del tensor
@@ -82,7 +75,7 @@ def main() -> int:
         host_waited=released - started,
         returned_after=returned - started,
         done_after=done - started,
-        sleep=SLEEP_SECONDS,
+        work=WORK_SECONDS,
         copied_well=copied_well,
         exit=consumer.exitcode,
         statistics=torch_limbo.stats(),
