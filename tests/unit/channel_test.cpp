@@ -21,6 +21,7 @@
 #include "ipc/life_line.h"
 #include "ipc/messages.h"
 #include "ipc/packet.h"
+#include "tests/support/balance.h"
 #include "tests/support/eventually.h"
 #include "tests/support/sandbox.h"
 
