@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -99,7 +100,8 @@ class Allocator {
   void free(void* data);
 
   // Freed, the block waits for the work that `stream` has queued by then. False when `data` is not
-  // in a block of this allocator that is allocated (nothing happens).
+  // in a block of this allocator that is allocated, or freed and still pinned (nothing happens).
+  // For a pinned block that was freed already, "by then" is its last unpin.
   bool record_stream(const void* data, StreamRef stream);
 
   // The allocated block that holds `data`, which may point into it; nothing if there is none.
@@ -124,8 +126,9 @@ class Allocator {
   [[nodiscard]] Block* take_let_go() noexcept;
   [[nodiscard]] static Block* next_let_go(Block* block) noexcept;
 
-  // A word of the lender's on every block, null until it is set, and null again after the last
-  // unpin. Guarded by the lender's own lock.
+  // A word of the lender's on every block, null in every new allocation. Guarded by the lender's
+  // own lock, and touched only while the lender has a pin: it clears the word before its last
+  // unpin of a block that is still allocated (the allocator clears it when the block is freed).
   [[nodiscard]] static void*& lender_note(Block* block) noexcept;
 
   // Once, before the first pin. Not owned.
@@ -144,6 +147,11 @@ class Allocator {
   // The most that may be taken from the driver, in bytes; 0: no limit.
   void set_limit_bytes(int device, std::size_t limit_bytes);
   [[nodiscard]] std::size_t limit_bytes(int device) const;
+
+  // From now on the driver is not called any more (the process is ending and the driver may be gone
+  // already): frees are accepted, nothing is returned, and an allocation that needs new memory
+  // throws Error(kDeviceError). Cannot be undone.
+  void driver_gone() noexcept;
 
   // ---- numbers ----------------------------------------------------------------------------
 

@@ -1,0 +1,214 @@
+// The ways in, and the hits: an allocation of a size that this thread freed before on the stream,
+// and a free of a block without pins and flags, stay inside this file and the thread's cache.
+#include "allocator/allocator.h"
+
+#include <string>
+
+#include "allocator/allocator_impl.h"
+#include "allocator/error.h"
+#include "allocator/options.h"
+
+namespace limbo {
+namespace {
+
+const Option kThreadCache({"thread_cache_bytes", "bytes", 0, std::int64_t{1} << 40,
+                           std::int64_t{256} << 20,
+                           "the most that one thread's cache of free blocks holds; 0 turns caches "
+                           "off; read when the allocator is made"});
+const Option kUnmapWait({"unmap_wait_ms", "ms", 0, 60'000, 1'000,
+                         "how long an allocation waits, before out-of-memory, for other processes "
+                         "to unmap free memory; read when the allocator is made"});
+const Option kCollectWait({"collect_wait_ms", "ms", 0, 60'000, 1'000,
+                           "how long an allocation waits, before out-of-memory, for a running "
+                           "collect; read when the allocator is made"});
+
+std::uint64_t next_allocator_id() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
+
+Allocator::Impl::Impl(Device& on_device)
+    : id(next_allocator_id()),
+      device(on_device),
+      provider(on_device),
+      thread_cache_limit_bytes(static_cast<std::size_t>(kThreadCache.value())),
+      unmap_wait(kUnmapWait.value()),
+      collect_wait(kCollectWait.value()) {
+  Gate::prepare();
+  const int count = device.device_count();
+  for (int index = 0; index < count; ++index) {
+    heaps.push_back(std::make_unique<DeviceHeap>(index, page_table));
+  }
+}
+
+// Only tests end an allocator. Blocks that are still handed out go with it.
+Allocator::Impl::~Impl() {
+  {
+    const std::lock_guard registry(thread_registry::mutex());
+    for (ThreadCache* cache : caches) cache->disown();
+  }
+  for (const auto& at : heaps) {
+    if (driver_is_gone.load()) break;
+    for (const auto& [key, queue] : at->waits) {
+      DeviceHeap& events_of = *heaps[static_cast<std::size_t>(key.first)];
+      for (const DeviceHeap::Wait& wait : queue) events_of.events.give(wait.event);
+    }
+    for (const auto& [piece_id, segment] : at->segments) {
+      try {
+        segment->provider->return_piece(at->device, segment->base, segment->size_bytes);
+      } catch (...) {  // the process goes on without this memory; nobody is left to tell
+      }
+    }
+  }
+  for (const auto& at : heaps) {
+    if (!driver_is_gone.load()) at->events.destroy_all(device, at->device);
+  }
+  for (Callback* callback = first_callback.load(); callback != nullptr;) {
+    Callback* next = callback->next.load();
+    delete callback;
+    callback = next;
+  }
+}
+
+DeviceHeap& Allocator::Impl::heap(int index) {
+  if (index >= 0 && static_cast<std::size_t>(index) < heaps.size()) {
+    return *heaps[static_cast<std::size_t>(index)];
+  }
+  throw Error(ErrorCode::kBadArgument, "There is no device " + std::to_string(index) + ".",
+              "This process has " + std::to_string(heaps.size()) + " device(s), counted from 0.");
+}
+
+std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_at(
+    const void* data) {
+  int index = page_table.device_of(data);
+  while (index >= 0) {
+    DeviceHeap& at = *heaps[static_cast<std::size_t>(index)];
+    std::unique_lock lock(at.mutex);
+    const int again = page_table.device_of(data);
+    if (again == index) return {&at, std::move(lock)};
+    index = again;  // the segment went meanwhile
+  }
+  return {nullptr, std::unique_lock<std::mutex>()};
+}
+
+Block* Allocator::Impl::take_cached(const Request& request) noexcept {
+  ThreadCache* cache = thread_cache();
+  if (cache == nullptr) return nullptr;
+  const GateVisit visit(cache->gate());
+  if (!visit) return nullptr;
+  StreamCache* stream = cache->find(request.stream);
+  if (stream == nullptr) return nullptr;
+  Block* block = cache->take(*stream, request.size_bytes);
+  if (block == nullptr) return nullptr;
+  block->requested_bytes.store(request.requested_bytes, std::memory_order_relaxed);
+  const DeviceCounters& counters = heaps[static_cast<std::size_t>(request.stream.device)]->counters;
+  cache->counters(request.stream.device)
+      .on_allocate(block->segment->large, block->size_bytes, request.requested_bytes, block->split,
+                   counters.epoch());
+  const std::uint64_t word = block->word.load(std::memory_order_relaxed);
+  block->word.store(block_word::next_allocated(word), std::memory_order_release);
+  return block;
+}
+
+// False: nothing has happened, and the block is to be freed the slow way.
+bool Allocator::Impl::free_cached(Block* block, std::uint64_t word) {
+  ThreadCache* cache = thread_cache();
+  if (cache == nullptr) return false;
+  Chain overflow;
+  StreamRef home;
+  bool unknown_stream = false;
+  {
+    const GateVisit visit(cache->gate());
+    if (!visit) return false;
+    if (!block->word.compare_exchange_strong(
+            word, block_word::with_state(word, BlockState::kCached), std::memory_order_acq_rel)) {
+      return false;
+    }
+    home = block->segment->stream;
+    const DeviceCounters& counters = heaps[static_cast<std::size_t>(home.device)]->counters;
+    cache->counters(home.device)
+        .on_free(block->segment->large, block->size_bytes,
+                 block->requested_bytes.load(std::memory_order_relaxed), block->split,
+                 counters.epoch());
+    if (StreamCache* stream = cache->find(home); stream != nullptr) {
+      overflow = cache->put(*stream, block);
+    } else {
+      unknown_stream = true;
+      overflow.push(block);
+    }
+  }
+  if (unknown_stream) open_stream(*cache, home);
+  give_central(overflow);
+  return true;
+}
+
+Allocator::Allocator(Device& device) : impl_(std::make_unique<Impl>(device)) {}
+Allocator::~Allocator() = default;
+
+Device& Allocator::device() noexcept {
+  return impl_->device;
+}
+
+void* Allocator::allocate(std::size_t size_bytes, StreamRef stream) {
+  DeviceHeap& at = impl_->heap(stream.device);
+  if (size_bytes == 0) return nullptr;
+  if (size_bytes >= sizes::kExabyte) {
+    impl_->throw_out_of_memory(at, {stream, size_bytes, size_bytes});
+  }
+  const Request request{stream, sizes::block_size(size_bytes), size_bytes};
+  if (Block* block = impl_->take_cached(request); block != nullptr) return block->data();
+  return impl_->allocate_slow(request);
+}
+
+void Allocator::free(void* data) {
+  if (data == nullptr) return;
+  Block* block = impl_->page_table.starting_at(data);
+  if (block == nullptr) impl_->throw_wrong_free(data);
+  const std::uint64_t word = block->word.load(std::memory_order_acquire);
+  if (block_word::is_plain_allocated(word) && impl_->free_cached(block, word)) return;
+  impl_->free_slow(data, block, word);
+}
+
+std::optional<BlockView> Allocator::find(const void* data) {
+  const auto [at, lock] = impl_->lock_heap_at(data);
+  if (at == nullptr) return std::nullopt;
+  Block* block = impl_->page_table.holding(data);
+  if (block == nullptr || block->state() != BlockState::kAllocated) return std::nullopt;
+  return impl_->view(block);
+}
+
+void Allocator::set_lender(Lender* lender) noexcept {
+  impl_->lender.store(lender, std::memory_order_release);
+}
+
+void Allocator::add_free_memory_callback(std::function<bool()> callback) {
+  auto* node = new Impl::Callback{std::move(callback)};
+  const std::lock_guard lock(impl_->callbacks_mutex);
+  std::atomic<Impl::Callback*>* at = &impl_->first_callback;
+  while (Impl::Callback* next = at->load(std::memory_order_relaxed)) at = &next->next;
+  at->store(node, std::memory_order_release);
+}
+
+void Allocator::set_limit_bytes(int device, std::size_t limit_bytes) {
+  DeviceHeap& at = impl_->heap(device);
+  const std::lock_guard lock(at.mutex);
+  at.limit_bytes = limit_bytes;
+}
+
+std::size_t Allocator::limit_bytes(int device) const {
+  const DeviceHeap& at = impl_->heap(device);
+  const std::lock_guard lock(at.mutex);
+  return at.limit_bytes;
+}
+
+void Allocator::driver_gone() noexcept {
+  impl_->driver_is_gone.store(true);
+}
+
+bool Allocator::used() const noexcept {
+  return impl_->used.load(std::memory_order_relaxed);
+}
+
+}  // namespace limbo

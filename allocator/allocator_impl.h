@@ -1,0 +1,160 @@
+// What is behind Allocator. Only the allocator's own files include this.
+//
+// Where to find what: allocator.cpp (the ways in; hits), slow_path.cpp (misses, to out-of-memory),
+// frees.cpp (frees that the fast way leaves, wrong frees), pins.cpp (pins, limbo), waits.cpp
+// (record_stream and events), pieces.cpp (memory back to the driver), caches.cpp (threads' caches:
+// made, swept, ended), inspection.cpp (statistics, snapshots),
+// invariants.cpp (what must hold).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "allocator/allocator.h"
+#include "allocator/device_heap.h"
+#include "allocator/page_table.h"
+#include "allocator/provider_cuda_malloc.h"
+#include "allocator/thread_registry.h"
+
+namespace limbo {
+
+struct Request {
+  StreamRef stream;
+  std::size_t size_bytes = 0;       // rounded
+  std::size_t requested_bytes = 0;  // as asked for
+};
+
+struct Allocator::Impl final : public ThreadCacheOwner {
+  explicit Impl(Device& on_device);
+  ~Impl() override;
+
+  // ---- allocator.cpp ----
+  [[nodiscard]] DeviceHeap& heap(int device);  // throws kBadArgument
+  [[nodiscard]] DeviceHeap& heap_of(const Block& block) noexcept {
+    return *heaps[static_cast<std::size_t>(block.segment->stream.device)];
+  }
+  // Locks the heap whose memory `data` is in; the lock is empty if there is none.
+  [[nodiscard]] std::pair<DeviceHeap*, std::unique_lock<std::mutex>> lock_heap_at(const void* data);
+  [[nodiscard]] Block* take_cached(const Request& request) noexcept;
+  [[nodiscard]] bool free_cached(Block* block, std::uint64_t word);
+
+  // ---- slow_path.cpp ----
+  [[nodiscard]] void* allocate_slow(const Request& request);
+  [[nodiscard]] void* search(const Request& request);
+  [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request);
+  [[nodiscard]] void* grow(DeviceHeap& at, const Request& request);
+  [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
+  [[nodiscard]] void* make_room_once(DeviceHeap& at, const Request& request);
+  [[nodiscard]] void* return_and_grow(DeviceHeap& at, const Request& request);
+  void run_callbacks();
+  [[noreturn]] void throw_out_of_memory(DeviceHeap& at, const Request& request);
+
+  // ---- frees.cpp ----
+  void free_slow(const void* data, Block* block, std::uint64_t word);
+  [[noreturn]] void throw_wrong_free(const void* data);
+
+  // ---- pins.cpp ----
+  [[nodiscard]] BlockView view(Block* block) const noexcept;
+  void let_go(DeviceHeap& at, Block* block) noexcept;  // heap lock held
+  void unpin_last(Block* block);
+
+  // ---- waits.cpp ----
+  // Heap lock held: the block's users become waits, which begin_waits, without the lock, must turn
+  // into events.
+  [[nodiscard]] std::vector<StreamRef> plan_waits(DeviceHeap& at, Block* block);
+  void begin_waits(DeviceHeap& at, Block* block, const std::vector<StreamRef>& streams);
+  [[nodiscard]] EventHandle try_record(StreamRef stream) noexcept;
+  void complete_events(DeviceHeap& at);
+  void complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key);
+  void retry_unrecorded(DeviceHeap& at);
+  void wait_for_events(DeviceHeap& at);
+
+  // ---- pieces.cpp ----
+  std::size_t return_pieces(DeviceHeap& at);
+  bool return_piece(DeviceHeap& at, Segment& segment);
+  [[nodiscard]] bool keeps_pieces_for_readers(DeviceHeap& at);
+  void empty_cache(DeviceHeap& at);
+
+  // ---- caches.cpp ----
+  [[nodiscard]] ThreadCache* thread_cache() {
+    ThreadCache* cache = thread_registry::words.current;
+    if (cache != nullptr && cache->owner_id() == id) [[likely]] {
+      return cache;
+    }
+    return find_thread_cache();
+  }
+  [[nodiscard]] ThreadCache* find_thread_cache();
+  void open_stream(ThreadCache& cache, StreamRef stream);
+  void retire(ThreadCache& cache) noexcept override;
+  // Gives cached blocks, linked, to the free lists of their devices.
+  void give_central(Chain& chain);
+  // Everything that caches and the depot hold of a device to its free lists.
+  void reclaim_caches(DeviceHeap& at);
+
+  // ---- inspection.cpp ----
+  [[nodiscard]] DeviceStats stats(DeviceHeap& at);
+  [[nodiscard]] DeviceStats read_stats(DeviceHeap& at);  // heap lock held, all gates stopped
+
+  // All gates stopped, and the registry lock held: nothing moves in any cache.
+  class StoppedGates {
+   public:
+    // Gates for which `needed` is false are left alone.
+    template <class Needed>
+    StoppedGates(Impl& impl, const Needed& needed);
+    explicit StoppedGates(Impl& impl)
+        : StoppedGates(impl, [](const ThreadCache&) { return true; }) {}
+    ~StoppedGates() { reopen(); }
+    StoppedGates(const StoppedGates&) = delete;
+    StoppedGates& operator=(const StoppedGates&) = delete;
+    [[nodiscard]] const std::vector<ThreadCache*>& caches() const noexcept { return stopped_; }
+
+    // Opens the gates before the registry lock is given up.
+    void reopen() noexcept;
+
+   private:
+    void stop();
+    std::unique_lock<std::mutex> registry_;
+    std::vector<ThreadCache*> stopped_;
+  };
+
+  const std::uint64_t id;  // never 0, never reused
+  Device& device;
+  ProviderCudaMalloc provider;
+  PageTable page_table;
+  std::vector<std::unique_ptr<DeviceHeap>> heaps;  // by device
+  const std::size_t thread_cache_limit_bytes;
+  const std::chrono::milliseconds unmap_wait;
+  const std::chrono::milliseconds collect_wait;
+
+  std::vector<ThreadCache*> caches;  // guarded by the registry lock
+
+  std::atomic<Block*> let_go_head{nullptr};  // pushed and taken whole: no pop, so no ABA
+  std::atomic<Lender*> lender{nullptr};
+  std::atomic<bool> used{false};
+  std::atomic<bool> driver_is_gone{false};
+
+  // Callbacks in the order of registration; nodes are never removed, so the list is read without a
+  // lock.
+  struct Callback {
+    std::function<bool()> call;
+    std::atomic<Callback*> next{nullptr};
+  };
+  std::mutex callbacks_mutex;  // guards appending
+  std::atomic<Callback*> first_callback{nullptr};
+};
+
+template <class Needed>
+Allocator::Impl::StoppedGates::StoppedGates(Impl& impl, const Needed& needed)
+    : registry_(thread_registry::mutex()) {
+  for (ThreadCache* cache : impl.caches) {
+    if (needed(*cache)) stopped_.push_back(cache);
+  }
+  stop();
+}
+
+}  // namespace limbo

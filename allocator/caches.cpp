@@ -1,0 +1,102 @@
+// Threads' caches as the allocator sees them: made at a thread's first use, swept from outside,
+// emptied at the thread's end.
+#include <algorithm>
+
+#include "allocator/allocator_impl.h"
+
+namespace limbo {
+
+ThreadCache* Allocator::Impl::find_thread_cache() {
+  auto& words = thread_registry::words;
+  if (words.ended || thread_cache_limit_bytes == 0) return nullptr;
+  for (ThreadCache* cache = words.first; cache != nullptr; cache = cache->next_of_thread) {
+    if (cache->owner_id() == id) return words.current = cache;
+  }
+  auto made = std::make_unique<ThreadCache>(*this, id, heaps.size(), thread_cache_limit_bytes);
+  ThreadCache* cache = made.get();
+  const std::lock_guard registry(thread_registry::mutex());
+  caches.push_back(cache);
+  try {
+    for (const auto& at : heaps) {
+      const std::lock_guard lock(at->mutex);
+      at->counters.add_thread(&cache->counters(at->device));
+    }
+    thread_registry::adopt(std::move(made));
+  } catch (...) {
+    retire(*cache);
+    throw;
+  }
+  return words.current = cache;
+}
+
+// Gives this thread a cache for the stream, from its next free on.
+void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) {
+  DeviceHeap& at = *heaps[static_cast<std::size_t>(stream.device)];
+  StreamDepot* depot = nullptr;
+  {
+    const std::lock_guard lock(at.mutex);
+    auto& slot = at.depots[stream.handle];
+    if (slot == nullptr) slot = std::make_unique<StreamDepot>();
+    depot = slot.get();
+  }
+  auto made = std::make_unique<StreamCache>(stream, *depot);
+  const GateVisit visit(cache.gate());
+  if (visit) cache.add(std::move(made));
+}
+
+void Allocator::Impl::retire(ThreadCache& cache) noexcept {
+  Chain all = cache.take_all(-1);
+  give_central(all);
+  for (const auto& at : heaps) {
+    const std::lock_guard lock(at->mutex);
+    at->counters.remove_thread(&cache.counters(at->device));
+  }
+  std::erase(caches, &cache);
+}
+
+void Allocator::Impl::give_central(Chain& chain) {
+  while (!chain.empty()) {
+    DeviceHeap& at = heap_of(*chain.head);
+    const std::lock_guard lock(at.mutex);
+    const CountersChange change(at.counters);
+    while (!chain.empty() && &heap_of(*chain.head) == &at) at.give(chain.pop(), true);
+  }
+}
+
+void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
+  // A cache that looks empty is left alone: what is freed into it now was freed after this sweep.
+  // The registry lock is kept until everything is in the free lists, so that a second thread that
+  // comes here finds it there; the gates are opened again as soon as they can be.
+  StoppedGates stopped(*this, [](const ThreadCache& cache) { return !cache.looks_empty(); });
+  Chain all;
+  for (ThreadCache* cache : stopped.caches()) {
+    Chain part = cache->take_all(at.device);
+    all.append(part);
+  }
+  stopped.reopen();
+  const std::lock_guard lock(at.mutex);
+  for (const auto& [stream, depot] : at.depots) {
+    Chain part = depot->take_all();
+    all.append(part);
+  }
+  at.give_all(all);
+}
+
+void Allocator::Impl::StoppedGates::stop() {
+  if (stopped_.empty()) return;
+  for (ThreadCache* cache : stopped_) cache->gate().ask_to_stop();
+  try {
+    Gate::barrier();
+  } catch (...) {
+    for (ThreadCache* cache : stopped_) cache->gate().cancel_stop();
+    throw;
+  }
+  for (ThreadCache* cache : stopped_) cache->gate().wait_until_stopped();
+}
+
+void Allocator::Impl::StoppedGates::reopen() noexcept {
+  for (ThreadCache* cache : stopped_) cache->gate().reopen();
+  stopped_.clear();
+}
+
+}  // namespace limbo

@@ -1,0 +1,244 @@
+#include "allocator/device_heap.h"
+
+#include <atomic>
+
+#include "allocator/thread_registry.h"
+
+namespace limbo {
+namespace {
+
+std::uint64_t next_piece_id() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+bool is_part(const Block* block) noexcept {
+  return block->previous != nullptr || block->next != nullptr;
+}
+
+}  // namespace
+
+EventHandle EventPool::take(Device& device, int index) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      const EventHandle event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  return device.create_event(index);
+}
+
+void EventPool::give(EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(event);
+}
+
+void EventPool::destroy_all(Device& device, int index) noexcept {
+  for (const EventHandle event : events_) {
+    try {
+      device.destroy_event(index, event);
+    } catch (...) {  // the allocator ends: nobody is left to tell
+    }
+  }
+  events_.clear();
+}
+
+DeviceHeap::DeviceHeap(int device_index, PageTable& page_table)
+    : device(device_index), page_table_(page_table) {}
+
+DeviceHeap::~DeviceHeap() = default;
+
+Block* DeviceHeap::new_node() {
+  if (!unused_nodes_.empty()) return unused_nodes_.pop();
+  return &nodes_.emplace_back();
+}
+
+void DeviceHeap::drop_node(Block* block) noexcept {
+  block->set_state(BlockState::kUnused);
+  block->previous = block->next = nullptr;
+  block->note = nullptr;
+  unused_nodes_.push(block);
+}
+
+void DeviceHeap::insert_free(Block* block) {
+  list_of(*block->segment).insert(block);
+  if (!is_part(block)) return;
+  counters.add(kInactive, block->segment->large, 1);
+  counters.add(kInactiveBytes, block->segment->large, block->size_bytes);
+}
+
+void DeviceHeap::remove_free(Block* block) {
+  list_of(*block->segment).erase(block);
+  if (!is_part(block)) return;
+  counters.subtract(kInactive, block->segment->large, 1);
+  counters.subtract(kInactiveBytes, block->segment->large, block->size_bytes);
+}
+
+// Cuts `block` (in no list) down to size_bytes; the rest becomes a free block behind it.
+void DeviceHeap::split_off(Block* block, std::size_t size_bytes) {
+  Block* rest = new_node();
+  rest->segment = block->segment;
+  rest->base.store(block->data() + size_bytes, std::memory_order_relaxed);
+  rest->size_bytes = block->size_bytes - size_bytes;
+  rest->previous = block;
+  rest->next = block->next;
+  if (rest->next != nullptr) rest->next->previous = rest;
+  block->next = rest;
+  block->size_bytes = size_bytes;
+  rest->set_state(BlockState::kFree);
+  page_table_.set(rest->data(), rest);
+  insert_free(rest);
+}
+
+// Merges the free block behind `block` (both in no list) into it.
+void DeviceHeap::absorb_next(Block* block) noexcept {
+  Block* gone = block->next;
+  page_table_.set(gone->data(), nullptr);
+  block->size_bytes += gone->size_bytes;
+  block->next = gone->next;
+  if (block->next != nullptr) block->next->previous = block;
+  drop_node(gone);
+}
+
+Block* DeviceHeap::take(StreamHandle stream, std::size_t size_bytes) {
+  const bool is_large = sizes::is_large(size_bytes);
+  FreeList& list = is_large ? large : small;
+  Block* block = list.find_best(stream, size_bytes);
+  if (block == nullptr) return nullptr;
+  remove_free(block);
+  if (sizes::leaves_block(is_large, block->size_bytes - size_bytes)) split_off(block, size_bytes);
+  block->split = is_part(block);
+  Piece& piece = block->segment->piece_of(*block);
+  ++piece.blocks_out;
+  piece.kept_for_readers = false;  // asked anew when it is free again
+  return block;
+}
+
+void* DeviceHeap::hand_out(StreamHandle stream, std::size_t size_bytes,
+                           std::size_t requested_bytes) {
+  Block* block = take(stream, size_bytes);
+  if (block == nullptr) return nullptr;
+  block->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
+  counters.add_active(block->segment->large, block->size_bytes, requested_bytes);
+  counters.add_allocated(block->segment->large, block->size_bytes);
+  const std::uint64_t word = block->word.load(std::memory_order_relaxed);
+  block->word.store(block_word::next_allocated(word), std::memory_order_release);
+  return block->data();
+}
+
+void DeviceHeap::give(Block* block, bool was_cached) {
+  Segment& segment = *block->segment;
+  if (was_cached && block->split) {
+    counters.subtract(kInactive, segment.large, 1);
+    counters.subtract(kInactiveBytes, segment.large, block->size_bytes);
+  }
+  --segment.piece_of(*block).blocks_out;
+  block->set_state(BlockState::kFree);
+  if (Block* next = block->next; next != nullptr && next->state() == BlockState::kFree) {
+    remove_free(next);
+    absorb_next(block);
+  }
+  if (Block* previous = block->previous;
+      previous != nullptr && previous->state() == BlockState::kFree) {
+    remove_free(previous);
+    absorb_next(previous);
+    block = previous;
+  }
+  insert_free(block);
+}
+
+void DeviceHeap::end_active(Block* block) {
+  counters.subtract_active(block->segment->large, block->size_bytes,
+                           block->requested_bytes.load(std::memory_order_relaxed));
+  block->note = nullptr;
+  give(block, false);
+}
+
+void DeviceHeap::give_all(Chain& chain) {
+  if (chain.empty()) return;
+  const CountersChange change(counters);
+  while (!chain.empty()) give(chain.pop(), true);
+}
+
+Segment& DeviceHeap::add_segment(Provider& provider, void* base, std::size_t size_bytes,
+                                 StreamRef stream, bool is_large) {
+  auto made = std::make_unique<Segment>();
+  Segment& segment = *made;
+  segment.provider = &provider;
+  segment.stream = stream;
+  segment.large = is_large;
+  segment.base = static_cast<std::byte*>(base);
+  segment.size_bytes = size_bytes;
+  segment.piece.id = next_piece_id();
+  segment.piece.base = segment.base;
+  segment.piece.size_bytes = size_bytes;
+  Block* block = new_node();
+  block->segment = &segment;
+  block->base.store(segment.base, std::memory_order_relaxed);
+  block->size_bytes = size_bytes;
+  segment.first = block;
+  const auto entered = segments.emplace(segment.piece.id, std::move(made)).first;
+  try {
+    page_table_.add_segment(base, size_bytes, is_large, device);
+  } catch (...) {
+    drop_node(block);
+    segments.erase(entered);
+    throw;
+  }
+  block->set_state(BlockState::kFree);
+  page_table_.set(base, block);
+  insert_free(block);
+  counters.add(kSegments, is_large, 1);
+  counters.add(kReserved, is_large, size_bytes);
+  ++counters.num_device_alloc;
+  return segment;
+}
+
+Segment* DeviceHeap::begin_return(std::uint64_t after) {
+  for (auto at = segments.upper_bound(after); at != segments.end(); ++at) {
+    Segment& segment = *at->second;
+    if (segment.piece.blocks_out != 0 || segment.first->state() != BlockState::kFree) continue;
+    remove_free(segment.first);
+    segment.first->set_state(BlockState::kReturning);
+    begin_work();
+    return &segment;
+  }
+  return nullptr;
+}
+
+void DeviceHeap::cancel_return(Segment& segment) {
+  segment.first->set_state(BlockState::kFree);
+  insert_free(segment.first);
+  end_work();
+}
+
+void DeviceHeap::hide_addresses(const Segment& segment) noexcept {
+  page_table_.remove_segment(segment.base, segment.size_bytes);
+}
+
+void DeviceHeap::show_addresses(const Segment& segment) {
+  page_table_.add_segment(segment.base, segment.size_bytes, segment.large, device);
+  page_table_.set(segment.base, segment.first);
+}
+
+void DeviceHeap::finish_return(Segment& segment) noexcept {
+  const CountersChange change(counters);
+  counters.subtract(kSegments, segment.large, 1);
+  counters.subtract(kReserved, segment.large, segment.size_bytes);
+  ++counters.num_device_free;
+  reserved_bytes -= segment.size_bytes;
+  drop_node(segment.first);
+  segments.erase(segment.piece.id);
+  end_work();
+}
+
+void DeviceHeap::end_work() noexcept {
+  --works_;
+  ++works_done_;
+  ++thread_registry::words.works_done;
+  work_done.notify_all();
+}
+
+}  // namespace limbo

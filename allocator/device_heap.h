@@ -1,0 +1,135 @@
+// One device's segments, free lists, numbers and waiting blocks: what a miss works on.
+//
+// `mutex` (the heap lock) guards everything here that says nothing else. No driver call, no
+// callback and no wait is made under it. Functions that end in "caller holds the heap lock" assume
+// it; the data are public to the allocator's own files and to nobody else.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "allocator/block.h"
+#include "allocator/depot.h"
+#include "allocator/free_list.h"
+#include "allocator/page_table.h"
+#include "allocator/segment.h"
+#include "allocator/stats_counters.h"
+
+namespace limbo {
+
+// Events of one device, for reuse.
+class EventPool {
+ public:
+  // An event of the pool or a new one. Throws Error(kDeviceError).
+  [[nodiscard]] EventHandle take(Device& device, int index);
+  void give(EventHandle event);
+  void destroy_all(Device& device, int index) noexcept;
+
+ private:
+  std::mutex mutex_;  // guards events_; a leaf, no driver call under it
+  std::vector<EventHandle> events_;
+};
+
+class DeviceHeap {
+ public:
+  DeviceHeap(int device_index, PageTable& page_table);
+  ~DeviceHeap();
+  DeviceHeap(const DeviceHeap&) = delete;
+  DeviceHeap& operator=(const DeviceHeap&) = delete;
+
+  const int device;
+  mutable std::mutex mutex;
+
+  // ---- free memory: caller holds the heap lock ----
+
+  // Hands out the best fit, split where that leaves a block; null if nothing fits. `size_bytes` is
+  // rounded, `requested_bytes` is what it was.
+  [[nodiscard]] void* hand_out(StreamHandle stream, std::size_t size_bytes,
+                               std::size_t requested_bytes);
+
+  // Makes a block free memory and merges it with its neighbours. `was_cached`: it was counted as
+  // inactive. The caller has taken it out of the active numbers.
+  void give(Block* block, bool was_cached);
+
+  // The block is no longer active: nobody pins it and no event is waited for.
+  void end_active(Block* block);
+
+  // Gives a chain of cached blocks, all of this device.
+  void give_all(Chain& chain);
+
+  // Enters new memory as one free block.
+  Segment& add_segment(Provider& provider, void* base, std::size_t size_bytes, StreamRef stream,
+                       bool large);
+
+  // Returning a piece, in steps (see pieces.cpp).
+  // The first piece after `after` with no block out; null if there is none. It is out of the free
+  // lists afterwards.
+  [[nodiscard]] Segment* begin_return(std::uint64_t after);
+  void cancel_return(Segment& segment);                  // back into the free lists
+  void hide_addresses(const Segment& segment) noexcept;  // lookups no longer find it
+  void show_addresses(const Segment& segment);           // they do again
+  void finish_return(Segment& segment) noexcept;         // the driver has it
+
+  // ---- work in progress: caller holds the heap lock ----
+  // Somebody holds memory of this device that is in no list (a driver call, an event that is being
+  // looked at). Whoever is about to report out-of-memory waits for such work first.
+  void begin_work() noexcept { ++works_; }
+  void end_work() noexcept;
+  [[nodiscard]] bool idle() const noexcept { return works_ == 0; }
+  // How much such work has ended so far. (A thread compares it with its own part of it,
+  // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
+  [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
+  std::condition_variable work_done;
+
+  // ---- data, guarded by the heap lock ----
+  std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
+  FreeList small;
+  FreeList large;
+  DeviceCounters counters;
+  std::map<StreamHandle, std::unique_ptr<StreamDepot>> depots;  // never erased
+  std::size_t limit_bytes = 0;                                  // 0: none
+  std::size_t reserved_bytes = 0;  // taken from the driver, and being taken
+
+  // Blocks that wait for events, by stream, oldest first.
+  struct Wait {
+    EventHandle event = nullptr;
+    Block* block = nullptr;
+  };
+  using StreamKey = std::pair<int, StreamHandle>;
+  std::map<StreamKey, std::deque<Wait>> waits;
+  // Blocks whose event could not be recorded yet (the stream was capturing, or the driver refused).
+  struct Unrecorded {
+    StreamRef stream;
+    Block* block = nullptr;
+  };
+  std::vector<Unrecorded> unrecorded;
+
+  // ---- without the lock ----
+  EventPool events;  // of this device's streams
+
+ private:
+  [[nodiscard]] FreeList& list_of(const Segment& segment) noexcept {
+    return segment.large ? large : small;
+  }
+  [[nodiscard]] Block* take(StreamHandle stream, std::size_t size_bytes);
+  [[nodiscard]] Block* new_node();
+  void drop_node(Block* block) noexcept;
+  void insert_free(Block* block);
+  void remove_free(Block* block);
+  void split_off(Block* block, std::size_t size_bytes);
+  void absorb_next(Block* block) noexcept;
+
+  PageTable& page_table_;
+  std::deque<Block> nodes_;
+  Chain unused_nodes_;
+  std::size_t works_ = 0;
+  std::uint64_t works_done_ = 0;
+};
+
+}  // namespace limbo

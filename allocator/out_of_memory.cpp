@@ -1,0 +1,78 @@
+// The text of a failed allocation.
+#include <array>
+#include <cstdio>
+
+#include "allocator/allocator.h"
+#include "allocator/sizes.h"
+
+namespace limbo {
+namespace {
+
+// Two decimals and a binary unit, as torch's users know it.
+std::string size_text(std::size_t size_bytes) {
+  if (size_bytes <= 1024) return std::to_string(size_bytes) + " bytes";
+  double value = static_cast<double>(size_bytes) / 1024;
+  const char* unit = "KiB";
+  for (const char* larger : {"MiB", "GiB"}) {
+    if (value <= 1024) break;
+    value /= 1024;
+    unit = larger;
+  }
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.2f %s", value, unit);
+  return text.data();
+}
+
+std::size_t positive(std::int64_t value) {
+  return value > 0 ? static_cast<std::size_t>(value) : 0;
+}
+
+std::string report(const OutOfMemory& failure) {
+  if (failure.requested_bytes >= sizes::kExabyte) {
+    return "CUDA out of memory. Tried to allocate more than 1EB memory.";
+  }
+  const DeviceStats& stats = failure.stats;
+  const auto all = static_cast<std::size_t>(SizeKind::kAll);
+  const std::int64_t allocated = stats.allocated_bytes[all].current;
+  const std::int64_t active = stats.active_bytes[all].current;
+  const std::int64_t reserved = stats.reserved_bytes[all].current;
+  std::string text = "CUDA out of memory. Tried to allocate " + size_text(failure.requested_bytes) +
+                     ". GPU " + std::to_string(failure.device) + " has a total capacity of " +
+                     size_text(failure.info.total_bytes) + " of which " +
+                     size_text(failure.info.free_bytes) + " is free. ";
+  if (failure.limit_bytes != 0) {
+    text += "This process may take " + size_text(failure.limit_bytes) + ". ";
+  }
+  text += "It has taken " + size_text(positive(reserved)) + ", of which " +
+          size_text(positive(allocated)) + " is allocated and " +
+          size_text(positive(reserved - active)) + " is reserved but unallocated.";
+  if (stats.limbo_bytes > 0) {
+    text += " " + size_text(positive(stats.limbo_bytes)) + " in " +
+            std::to_string(stats.limbo_blocks) +
+            " block(s) is freed and still lent to other processes.";
+  }
+  const std::int64_t waiting = active - allocated - stats.limbo_bytes;
+  if (waiting > 0) {
+    text += " " + size_text(positive(waiting)) + " is freed and waits for work of other streams.";
+  }
+  if (stats.held_for_readers_bytes > 0) {
+    text += " " + size_text(positive(stats.held_for_readers_bytes)) +
+            " is free but cannot be returned, because other processes map it.";
+  }
+  if (!failure.holders.empty()) text += " " + failure.holders;
+  return text;
+}
+
+}  // namespace
+
+OutOfMemory::OutOfMemory(int on_device, std::size_t requested, MemoryInfo memory_info,
+                         DeviceStats device_stats, std::size_t limit, std::string lent_to)
+    : device(on_device),
+      requested_bytes(requested),
+      info(memory_info),
+      stats(device_stats),
+      limit_bytes(limit),
+      holders(std::move(lent_to)),
+      text_(report(*this)) {}
+
+}  // namespace limbo

@@ -1,0 +1,137 @@
+#include "allocator/page_table.h"
+
+namespace limbo {
+namespace {
+
+std::uintptr_t number(const void* address) noexcept {
+  return reinterpret_cast<std::uintptr_t>(address);
+}
+
+constexpr std::uintptr_t kChunkMask = PageTable::kChunkBytes - 1;
+
+}  // namespace
+
+PageTable::Chunk::Chunk(bool is_large)
+    : large(is_large), slots(std::make_unique<std::atomic<Block*>[]>(slot_count())) {}
+
+PageTable::PageTable() : root_(std::make_unique<std::array<std::atomic<Node*>, kFanOut>>()) {}
+
+PageTable::~PageTable() = default;
+
+bool PageTable::can_hold(const void* base, std::size_t size_bytes) noexcept {
+  const std::uintptr_t first = number(base);
+  const std::uintptr_t limit = std::uintptr_t{1} << kAddressBits;
+  return (first & kChunkMask) == 0 && (size_bytes & kChunkMask) == 0 && first < limit &&
+         size_bytes <= limit - first;
+}
+
+PageTable::Chunk* PageTable::chunk_at(std::uintptr_t address) const noexcept {
+  if ((address >> kAddressBits) != 0) return nullptr;
+  const Node* node = (*root_)[address >> (kChunkBits + kLevelBits)].load(std::memory_order_acquire);
+  if (node == nullptr) return nullptr;
+  return node->chunks[(address >> kChunkBits) & (kFanOut - 1)].load(std::memory_order_acquire);
+}
+
+Block* PageTable::starting_at(const void* address) const noexcept {
+  const std::uintptr_t where = number(address);
+  const Chunk* chunk = chunk_at(where);
+  if (chunk == nullptr) return nullptr;
+  Block* block =
+      chunk->slots[(where & kChunkMask) >> chunk->shift()].load(std::memory_order_acquire);
+  return block != nullptr && block->data() == address ? block : nullptr;
+}
+
+Block* PageTable::holding(const void* address) const noexcept {
+  const std::uintptr_t where = number(address);
+  const Chunk* chunk = chunk_at(where);
+  if (chunk == nullptr) return nullptr;
+  // A segment's first block starts where the segment does, so the walk ends there at the latest.
+  std::uintptr_t chunk_base = where & ~kChunkMask;
+  std::size_t slot = (where & kChunkMask) >> chunk->shift();
+  while (true) {
+    Block* block = chunk->slots[slot].load(std::memory_order_acquire);
+    if (block != nullptr && block->data() <= address) {
+      return address < block->end() ? block : nullptr;
+    }
+    if (slot > 0) {
+      --slot;
+      continue;
+    }
+    chunk_base -= kChunkBytes;
+    chunk = chunk_at(chunk_base);
+    if (chunk == nullptr) return nullptr;
+    slot = chunk->slot_count() - 1;
+  }
+}
+
+int PageTable::device_of(const void* address) const noexcept {
+  const Chunk* chunk = chunk_at(number(address));
+  return chunk == nullptr ? -1 : chunk->device.load(std::memory_order_relaxed);
+}
+
+std::atomic<PageTable::Chunk*>& PageTable::entry(std::uintptr_t address) {
+  std::atomic<Node*>& at = (*root_)[address >> (kChunkBits + kLevelBits)];
+  Node* node = at.load(std::memory_order_acquire);
+  if (node == nullptr) {
+    const std::lock_guard lock(mutex_);
+    node = at.load(std::memory_order_acquire);  // two devices may share a node
+    if (node == nullptr) {
+      nodes_.push_back(std::make_unique<Node>());
+      node = nodes_.back().get();
+      at.store(node, std::memory_order_release);
+    }
+  }
+  return node->chunks[(address >> kChunkBits) & (kFanOut - 1)];
+}
+
+PageTable::Chunk* PageTable::spare_chunk(bool large) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Chunk*>& spare = spare_[large ? 1 : 0];
+  if (!spare.empty()) {
+    Chunk* chunk = spare.back();
+    spare.pop_back();
+    return chunk;
+  }
+  chunks_.push_back(std::make_unique<Chunk>(large));
+  // So that remove_segment never allocates.
+  if (spare.capacity() < chunks_.size()) spare.reserve(2 * chunks_.size());
+  return chunks_.back().get();
+}
+
+void PageTable::add_segment(const void* base, std::size_t size_bytes, bool large, int device) {
+  const std::uintptr_t first = number(base);
+  std::uintptr_t done = 0;
+  try {
+    for (; done < size_bytes; done += kChunkBytes) {
+      std::atomic<Chunk*>& at = entry(first + done);
+      Chunk* chunk = spare_chunk(large);
+      chunk->device.store(device, std::memory_order_relaxed);
+      at.store(chunk, std::memory_order_release);
+    }
+  } catch (...) {
+    remove_segment(base, done);
+    throw;
+  }
+}
+
+void PageTable::remove_segment(const void* base, std::size_t size_bytes) noexcept {
+  const std::uintptr_t first = number(base);
+  for (std::uintptr_t done = 0; done < size_bytes; done += kChunkBytes) {
+    Chunk* chunk = entry(first + done).exchange(nullptr, std::memory_order_acq_rel);
+    for (std::size_t slot = 0; slot < chunk->slot_count(); ++slot) {
+      if (chunk->slots[slot].load(std::memory_order_relaxed) != nullptr) {
+        chunk->slots[slot].store(nullptr, std::memory_order_relaxed);
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    spare_[chunk->large ? 1 : 0].push_back(chunk);
+  }
+}
+
+void PageTable::set(const void* address, Block* block) noexcept {
+  const std::uintptr_t where = number(address);
+  Chunk* chunk = chunk_at(where);
+  chunk->slots[(where & kChunkMask) >> chunk->shift()].store(block, std::memory_order_release);
+}
+
+}  // namespace limbo

@@ -1,0 +1,89 @@
+// Memory back to the driver, piece by piece.
+//
+// A piece goes back when none of its blocks is out and the lender says that nobody maps it. While
+// it is asked and returned its block is in state Returning, in no free list; a thread that finds
+// nothing meanwhile waits for the outcome before it reports out-of-memory (DeviceHeap::begin_work).
+#include "allocator/allocator_impl.h"
+#include "allocator/error.h"
+
+namespace limbo {
+
+// The segment's return has begun. True when it has gone back.
+bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
+  const std::uint64_t piece_id = segment.piece.id;
+  Lender* const asked = lender.load(std::memory_order_acquire);
+  bool allowed = false;
+  bool hidden = false;
+  try {
+    allowed = asked == nullptr || asked->may_return_piece(piece_id);
+    if (allowed) {
+      {
+        // Before the driver has the addresses: another thread may be given them at once.
+        const std::lock_guard lock(at.mutex);
+        at.hide_addresses(segment);
+        hidden = true;
+      }
+      segment.provider->return_piece(at.device, segment.base, segment.size_bytes);
+    }
+  } catch (...) {
+    const std::lock_guard lock(at.mutex);
+    const CountersChange change(at.counters);
+    if (hidden) at.show_addresses(segment);
+    at.cancel_return(segment);
+    throw;
+  }
+  {
+    const std::lock_guard lock(at.mutex);
+    if (!allowed) {
+      const CountersChange change(at.counters);
+      segment.piece.kept_for_readers = true;
+      at.cancel_return(segment);
+      return false;
+    }
+    at.finish_return(segment);
+  }
+  if (asked != nullptr) asked->piece_returned(piece_id);
+  return true;
+}
+
+// Returns every piece that may go; how many went.
+std::size_t Allocator::Impl::return_pieces(DeviceHeap& at) {
+  std::size_t returned = 0;
+  std::uint64_t last_id = 0;
+  while (!driver_is_gone.load()) {
+    Segment* segment = nullptr;
+    {
+      const std::lock_guard lock(at.mutex);
+      const CountersChange change(at.counters);
+      segment = at.begin_return(last_id);
+    }
+    if (segment == nullptr) break;
+    last_id = segment->piece.id;
+    if (return_piece(at, *segment)) ++returned;
+  }
+  return returned;
+}
+
+bool Allocator::Impl::keeps_pieces_for_readers(DeviceHeap& at) {
+  const std::lock_guard lock(at.mutex);
+  for (const auto& [piece_id, segment] : at.segments) {
+    if (segment->piece.kept_for_readers && segment->piece.blocks_out == 0) return true;
+  }
+  return false;
+}
+
+void Allocator::Impl::empty_cache(DeviceHeap& at) {
+  wait_for_events(at);
+  reclaim_caches(at);
+  static_cast<void>(return_pieces(at));
+}
+
+void Allocator::empty_cache(int device) {
+  if (device >= 0) {
+    impl_->empty_cache(impl_->heap(device));
+    return;
+  }
+  for (const auto& at : impl_->heaps) impl_->empty_cache(*at);
+}
+
+}  // namespace limbo

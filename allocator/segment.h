@@ -1,0 +1,39 @@
+// Segments and pieces.
+//
+// A piece is the memory behind a segment as the driver gave it: the unit that is lent, mapped and
+// returned. With ProviderCudaMalloc a segment is one piece. Whoever wants to return memory asks
+// whether a *piece* has blocks that are out, never whether a segment is free as a whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "allocator/block.h"
+#include "allocator/provider.h"
+
+namespace limbo {
+
+struct Piece {
+  std::uint64_t id = 0;  // never reused in this process
+  std::byte* base = nullptr;
+  std::size_t size_bytes = 0;
+
+  // Guarded by the heap lock.
+  std::size_t blocks_out = 0;     // its blocks that are in no central free list
+  bool kept_for_readers = false;  // the lender said that another process maps it
+};
+
+struct Segment {
+  Provider* provider = nullptr;
+  StreamRef stream;  // home of all its blocks
+  bool large = false;
+  std::byte* base = nullptr;
+  std::size_t size_bytes = 0;
+  Block* first = nullptr;  // guarded by the heap lock
+  Piece piece;
+
+  // The piece behind `block`.
+  [[nodiscard]] Piece& piece_of(const Block& /*block*/) noexcept { return piece; }
+};
+
+}  // namespace limbo

@@ -1,0 +1,175 @@
+// Misses, in the order of the design: completed events; free-memory callbacks; caches and depot; a
+// new segment; pieces back to the driver, those that others map included; a thorough collect; then
+// out-of-memory. After every step that may have freed something the search is done again.
+#include <algorithm>
+
+#include "allocator/allocator_impl.h"
+#include "allocator/error.h"
+
+namespace limbo {
+namespace {
+
+// How often a thread that found nothing, while another one held memory in its hands, tries again.
+constexpr int kAttempts = 4;
+// How long it waits for that other one each time. It is in a driver call, which ends.
+constexpr std::chrono::seconds kAttemptWait{5};
+
+class CallbackDepth {
+ public:
+  CallbackDepth() noexcept { ++thread_registry::words.callback_depth; }
+  ~CallbackDepth() { --thread_registry::words.callback_depth; }
+  CallbackDepth(const CallbackDepth&) = delete;
+  CallbackDepth& operator=(const CallbackDepth&) = delete;
+};
+
+bool inside_callback() noexcept {
+  return thread_registry::words.callback_depth > 0;
+}
+
+}  // namespace
+
+void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request) {
+  const std::lock_guard lock(from.mutex);
+  const CountersChange change(from.counters);
+  return from.hand_out(request.stream.handle, request.size_bytes, request.requested_bytes);
+}
+
+void* Allocator::Impl::search(const Request& request) {
+  if (Block* block = take_cached(request); block != nullptr) return block->data();
+  return take_central(*heaps[static_cast<std::size_t>(request.stream.device)], request);
+}
+
+// Runs with no lock held; several threads may be here at once. A callback that allocates comes back
+// to the slow path on the same thread: there callbacks are left out, or it would never end.
+void Allocator::Impl::run_callbacks() {
+  if (inside_callback()) return;
+  const CallbackDepth depth;
+  if (Lender* const asked = lender.load(std::memory_order_acquire); asked != nullptr) {
+    static_cast<void>(asked->collect());
+  }
+  for (Callback* callback = first_callback.load(std::memory_order_acquire); callback != nullptr;
+       callback = callback->next.load(std::memory_order_acquire)) {
+    // The answer is a hint, and a wrong one at times: the search is done again anyway.
+    static_cast<void>(callback->call());
+  }
+}
+
+// A new segment; null if the driver or the limit has no room.
+void* Allocator::Impl::grow(DeviceHeap& at, const Request& request) {
+  const std::size_t size_bytes = sizes::segment_size(request.size_bytes);
+  {
+    const std::lock_guard lock(at.mutex);
+    if (at.limit_bytes != 0 && at.reserved_bytes + size_bytes > at.limit_bytes) return nullptr;
+    at.reserved_bytes += size_bytes;
+    at.begin_work();
+  }
+  void* base = nullptr;
+  try {
+    if (driver_is_gone.load()) {
+      throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
+    }
+    used.store(true, std::memory_order_relaxed);
+    base = provider.make_piece(at.device, size_bytes);
+    if (base != nullptr) {
+      const std::lock_guard lock(at.mutex);
+      const CountersChange change(at.counters);
+      at.add_segment(provider, base, size_bytes, request.stream,
+                     sizes::is_large(request.size_bytes));
+      at.end_work();
+      // Under the same lock, so that no other thread takes it away.
+      return at.hand_out(request.stream.handle, request.size_bytes, request.requested_bytes);
+    }
+  } catch (...) {
+    const std::lock_guard lock(at.mutex);
+    at.reserved_bytes -= size_bytes;
+    at.end_work();
+    throw;
+  }
+  const std::lock_guard lock(at.mutex);
+  at.reserved_bytes -= size_bytes;
+  at.end_work();
+  return nullptr;
+}
+
+void* Allocator::Impl::allocate_slow(const Request& request) {
+  DeviceHeap& at = *heaps[static_cast<std::size_t>(request.stream.device)];
+  complete_events(at);
+  if (void* data = search(request)) return data;
+  run_callbacks();
+  if (void* data = search(request)) return data;
+  reclaim_caches(at);
+  if (void* data = search(request)) return data;
+  if (void* data = grow(at, request)) return data;
+  return make_room(at, request);
+}
+
+void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
+  {
+    const std::lock_guard lock(at.mutex);
+    ++at.counters.num_alloc_retries;
+  }
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const std::uint64_t& own = thread_registry::words.works_done;
+    std::uint64_t before = 0;  // others' work that had ended
+    {
+      const std::lock_guard lock(at.mutex);
+      before = at.works_done() - own;
+    }
+    if (void* data = make_room_once(at, request)) return data;
+    // Another thread may hold what this one did not find: memory on its way to or from the driver.
+    std::unique_lock lock(at.mutex);
+    if (at.idle() && at.works_done() - own == before) break;
+    at.work_done.wait_for(lock, kAttemptWait, [&] { return at.idle(); });
+  }
+  throw_out_of_memory(at, request);
+}
+
+void* Allocator::Impl::make_room_once(DeviceHeap& at, const Request& request) {
+  wait_for_events(at);
+  reclaim_caches(at);
+  if (void* data = search(request)) return data;
+  if (void* data = return_and_grow(at, request)) return data;
+  Lender* const asked = lender.load(std::memory_order_acquire);
+  // Inside a callback the lender may be the one who called: it is not asked to wait for itself.
+  if (asked == nullptr || inside_callback()) return nullptr;
+  static_cast<void>(asked->collect_thoroughly(at.device, collect_wait));
+  wait_for_events(at);
+  reclaim_caches(at);
+  if (void* data = search(request)) return data;
+  return return_and_grow(at, request);
+}
+
+void* Allocator::Impl::return_and_grow(DeviceHeap& at, const Request& request) {
+  static_cast<void>(return_pieces(at));
+  if (void* data = grow(at, request)) return data;
+  Lender* const asked = lender.load(std::memory_order_acquire);
+  if (asked == nullptr || inside_callback() || !keeps_pieces_for_readers(at)) {
+    return search(request);
+  }
+  if (asked->wait_for_unmapped_pieces(at.device, unmap_wait)) {
+    static_cast<void>(return_pieces(at));
+    if (void* data = grow(at, request)) return data;
+  }
+  return search(request);
+}
+
+void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request) {
+  std::size_t limit_bytes = 0;
+  {
+    const std::lock_guard lock(at.mutex);
+    ++at.counters.num_ooms;
+    limit_bytes = at.limit_bytes;
+  }
+  MemoryInfo info;
+  std::string holders;
+  try {
+    if (!driver_is_gone.load()) info = device.memory_info(at.device);
+    Lender* const asked = lender.load(std::memory_order_acquire);
+    if (asked != nullptr) holders = asked->describe_holders(at.device);
+  } catch (const std::exception&) {  // the report goes out with what is known
+  }
+  throw OutOfMemory(at.device, request.requested_bytes, info, stats(at), limit_bytes,
+                    std::move(holders));
+}
+
+}  // namespace limbo

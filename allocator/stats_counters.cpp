@@ -1,0 +1,233 @@
+#include "allocator/stats_counters.h"
+
+#include <algorithm>
+
+namespace limbo {
+namespace {
+
+constexpr std::size_t kAllKind = static_cast<std::size_t>(SizeKind::kAll);
+
+constexpr std::size_t kind_of(bool large) noexcept {
+  return static_cast<std::size_t>(large ? SizeKind::kLarge : SizeKind::kSmall);
+}
+
+// What a thread's counters contribute to a metric; kMetrics if nothing.
+constexpr Metric thread_source(Metric metric) noexcept {
+  if (metric < kThreadMetrics) return metric;
+  if (metric == kActive) return kBlocks;
+  return metric == kActiveBytes ? kBytes : kMetrics;
+}
+
+std::int64_t read(const std::atomic<std::int64_t>& number) noexcept {
+  return number.load(std::memory_order_relaxed);
+}
+
+// Only the owner writes: no read-modify-write is needed.
+void write(std::atomic<std::int64_t>& number, std::int64_t value) noexcept {
+  number.store(value, std::memory_order_relaxed);
+}
+
+std::int64_t signed_of(std::size_t size) noexcept {
+  return static_cast<std::int64_t>(size);
+}
+
+}  // namespace
+
+void ThreadCounters::enter(std::uint64_t epoch) noexcept {
+  if (epoch_.load(std::memory_order_relaxed) == epoch) return;
+  for (std::size_t metric = 0; metric < kThreadMetrics; ++metric) {
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      write(maxima_[metric][kind], read(levels_[metric][kind]));
+    }
+  }
+  epoch_.store(epoch, std::memory_order_relaxed);
+}
+
+void ThreadCounters::change(Metric metric, bool large, std::int64_t by) noexcept {
+  if (by > 0) write(ups_[metric][large ? 1 : 0], read(ups_[metric][large ? 1 : 0]) + by);
+  for (const std::size_t kind : {kind_of(large), kAllKind}) {
+    const std::int64_t level = read(levels_[metric][kind]) + by;
+    write(levels_[metric][kind], level);
+    if (level > read(maxima_[metric][kind])) write(maxima_[metric][kind], level);
+  }
+}
+
+void ThreadCounters::on_allocate(bool large, std::size_t size_bytes, std::size_t requested_bytes,
+                                 bool split, std::uint64_t epoch) noexcept {
+  enter(epoch);
+  change(kBlocks, large, 1);
+  change(kBytes, large, signed_of(size_bytes));
+  change(kRequested, large, signed_of(requested_bytes));
+  if (!split) return;
+  change(kInactive, large, -1);
+  change(kInactiveBytes, large, -signed_of(size_bytes));
+}
+
+void ThreadCounters::on_free(bool large, std::size_t size_bytes, std::size_t requested_bytes,
+                             bool split, std::uint64_t epoch) noexcept {
+  enter(epoch);
+  change(kBlocks, large, -1);
+  change(kBytes, large, -signed_of(size_bytes));
+  change(kRequested, large, -signed_of(requested_bytes));
+  if (!split) return;
+  change(kInactive, large, 1);
+  change(kInactiveBytes, large, signed_of(size_bytes));
+}
+
+DeviceCounters::Row DeviceCounters::total_ups(Metric metric) const noexcept {
+  Row sum = ups_[metric];
+  const Metric source = thread_source(metric);
+  if (source == kMetrics) return sum;
+  for (const ThreadCounters* thread : threads_) {
+    for (const bool large : {false, true}) {
+      const std::int64_t up = read(thread->ups_[source][large ? 1 : 0]);
+      sum[kind_of(large)] += up;
+      sum[kAllKind] += up;
+    }
+  }
+  return sum;
+}
+
+DeviceCounters::Row DeviceCounters::total_levels(Metric metric) const noexcept {
+  Row sum = levels_[metric];
+  const Metric source = thread_source(metric);
+  if (source == kMetrics) return sum;
+  for (const ThreadCounters* thread : threads_) {
+    for (std::size_t kind = 0; kind < kKinds; ++kind)
+      sum[kind] += read(thread->levels_[source][kind]);
+  }
+  return sum;
+}
+
+void DeviceCounters::close_window() noexcept {
+  note_peaks();
+  epoch_.store(epoch_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+void DeviceCounters::note_peaks() noexcept {
+  const std::uint64_t now = epoch();
+  for (unsigned index = 0; index < kMetrics; ++index) {
+    Row sum = levels_[index];
+    const Metric source = thread_source(static_cast<Metric>(index));
+    if (source != kMetrics) {
+      for (const ThreadCounters* thread : threads_) {
+        // A thread that has not been here in this window has not moved: its level is its maximum.
+        const bool current = thread->epoch_.load(std::memory_order_relaxed) == now;
+        const auto& row = current ? thread->maxima_[source] : thread->levels_[source];
+        for (std::size_t kind = 0; kind < kKinds; ++kind) sum[kind] += read(row[kind]);
+      }
+    }
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      peaks_[index][kind] = std::max(peaks_[index][kind], sum[kind]);
+    }
+  }
+}
+
+void DeviceCounters::remove_thread(ThreadCounters* counters) noexcept {
+  const auto known = std::find(threads_.begin(), threads_.end(), counters);
+  if (known == threads_.end()) return;
+  close_window();
+  for (unsigned index = 0; index < kMetrics; ++index) {
+    const Metric source = thread_source(static_cast<Metric>(index));
+    if (source == kMetrics) continue;
+    for (const bool large : {false, true}) {
+      const std::int64_t up = read(counters->ups_[source][large ? 1 : 0]);
+      ups_[index][kind_of(large)] += up;
+      ups_[index][kAllKind] += up;
+    }
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      levels_[index][kind] += read(counters->levels_[source][kind]);
+    }
+  }
+  threads_.erase(known);
+}
+
+void DeviceCounters::add(Metric metric, bool large, std::size_t by) noexcept {
+  for (const std::size_t kind : {kind_of(large), kAllKind}) {
+    ups_[metric][kind] += signed_of(by);
+    levels_[metric][kind] += signed_of(by);
+  }
+}
+
+void DeviceCounters::subtract(Metric metric, bool large, std::size_t by) noexcept {
+  for (const std::size_t kind : {kind_of(large), kAllKind}) levels_[metric][kind] -= signed_of(by);
+}
+
+void DeviceCounters::add_active(bool large, std::size_t size_bytes,
+                                std::size_t requested_bytes) noexcept {
+  add(kActive, large, 1);
+  add(kActiveBytes, large, size_bytes);
+  add(kRequested, large, requested_bytes);
+}
+
+void DeviceCounters::subtract_active(bool large, std::size_t size_bytes,
+                                     std::size_t requested_bytes) noexcept {
+  subtract(kActive, large, 1);
+  subtract(kActiveBytes, large, size_bytes);
+  subtract(kRequested, large, requested_bytes);
+}
+
+void DeviceCounters::add_allocated(bool large, std::size_t size_bytes) noexcept {
+  add(kBlocks, large, 1);
+  add(kBytes, large, size_bytes);
+}
+
+void DeviceCounters::subtract_allocated(bool large, std::size_t size_bytes) noexcept {
+  subtract(kBlocks, large, 1);
+  subtract(kBytes, large, size_bytes);
+}
+
+void DeviceCounters::reset_peaks() noexcept {
+  close_window();
+  for (unsigned index = 0; index < kMetrics; ++index) {
+    peaks_[index] = total_levels(static_cast<Metric>(index));
+  }
+}
+
+void DeviceCounters::reset_accumulated() noexcept {
+  for (unsigned index = 0; index < kMetrics; ++index) {
+    const Row ups = total_ups(static_cast<Metric>(index));
+    const Row levels = total_levels(static_cast<Metric>(index));
+    base_ups_[index] = ups;
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      base_downs_[index][kind] = ups[kind] - levels[kind];
+    }
+  }
+  num_alloc_retries = num_ooms = num_device_alloc = num_device_free = num_sync_all_streams = 0;
+}
+
+StatByKind DeviceCounters::stat(Metric metric) const noexcept {
+  const Row ups = total_ups(metric);
+  const Row levels = total_levels(metric);
+  StatByKind by_kind;
+  for (std::size_t kind = 0; kind < kKinds; ++kind) {
+    Stat& one = by_kind[kind];
+    one.current = levels[kind];
+    one.peak = peaks_[metric][kind];
+    one.allocated = ups[kind] - base_ups_[metric][kind];
+    one.freed = ups[kind] - levels[kind] - base_downs_[metric][kind];
+  }
+  return by_kind;
+}
+
+void DeviceCounters::fill(DeviceStats& stats) noexcept {
+  close_window();
+  stats.allocation = stat(kBlocks);
+  stats.segment = stat(kSegments);
+  stats.active = stat(kActive);
+  stats.inactive_split = stat(kInactive);
+  stats.allocated_bytes = stat(kBytes);
+  stats.reserved_bytes = stat(kReserved);
+  stats.active_bytes = stat(kActiveBytes);
+  stats.inactive_split_bytes = stat(kInactiveBytes);
+  stats.requested_bytes = stat(kRequested);
+  stats.num_alloc_retries = num_alloc_retries;
+  stats.num_ooms = num_ooms;
+  stats.num_device_alloc = num_device_alloc;
+  stats.num_device_free = num_device_free;
+  stats.num_sync_all_streams = num_sync_all_streams;
+  stats.limbo_blocks = limbo_blocks;
+  stats.limbo_bytes = limbo_bytes;
+}
+
+}  // namespace limbo
