@@ -16,6 +16,7 @@
 #include "allocator/allocator.h"
 #include "allocator/lending.h"
 #include "ipc/layout.h"
+#include "ipc/protocol/claim.h"
 #include "ipc/sharing.h"
 
 namespace limbo {
@@ -59,13 +60,23 @@ struct OwnOpen {
   TimelinePoint points[2];
 };
 
+// What somebody is told whose claim does not stand: throws kGone, kWithdrawn or kExpired.
+[[noreturn]] void throw_refused(protocol::ClaimVerdict verdict);
+
 class Producer : public Lender {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Makes the memfds; registers the timelines with the device at the first share.
+  // Makes the memfds; registers the timelines with the device at the first share. Throws
+  // kBadArgument for capacities that the tables cannot have.
   Producer(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities);
+  // Gives up every export and unpins its block: only where nobody can be reading any more. A
+  // process keeps its producer for ever.
   ~Producer() override;
+
+  // Errors: kBadArgument (size 0, range outside of the block, time limit below 0, no consumer),
+  // kNotAvailableYet (more than one consumer; a stream that is being captured), kNotLendable,
+  // kLedgerFull, kDeviceError. After an error nothing is pinned and nothing is open.
 
   [[nodiscard]] ExportTicket share(const void* data, std::size_t size_bytes,
                                    const ShareOptions& options);
@@ -92,7 +103,8 @@ class Producer : public Lender {
   // When run_time_limits has something to do next; nothing if never.
   [[nodiscard]] std::optional<Clock::time_point> next_deadline();
   void run_time_limits(Clock::time_point now);
-  // Whether a freed block waits for readers, so that the reaper should collect from time to time.
+  // Whether anything is lent, so that the reaper should collect from time to time: neither the free
+  // of a lent block nor a release by a GPU tells anybody.
   [[nodiscard]] bool has_limbo();
 
   // ---- for people and for exit ------------------------------------------------------------
@@ -113,6 +125,10 @@ class Producer : public Lender {
 
   // For tests: throws Error(kInternal) with the first broken invariant of records and tables.
   void check_invariants();
+  // For tests under a thread sanitizer, which cannot follow two mappings of one memory: this
+  // process's own mappings. Null for a lease that is not listed.
+  [[nodiscard]] void* ledger_mapping() noexcept;
+  [[nodiscard]] void* row_mapping(std::uint32_t lease_number);
 
  private:
   struct Impl;

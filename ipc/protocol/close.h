@@ -41,7 +41,7 @@ constexpr ExportWord closed(const ExportWord& closing) noexcept {
 }
 
 // Closes what nobody holds of `batch`, a range of export indices that are OPEN or DRAINING, with
-// nothing in flight and no known holder. `leases()` returns a range of pointers to rows.
+// nothing in flight and no known holder. `leases()` returns a range of (smart) pointers to rows.
 // Exports has, besides what noting needs: held(index), over(index) for those that are FREE now, and
 // stays(index, complete) for those that went back; `complete` false: not because of a holder, but
 // because some row had no scans left, so that nobody knows.
@@ -54,7 +54,7 @@ void close_batch(Memory& memory, Exports& exports, const Batch& batch, Leases&& 
   }
   LIMBO_FAIL_POINT("close.after_closing");
   bool complete = true;
-  for (auto* row : leases()) {
+  for (auto&& row : leases()) {
     complete &= note_row(memory, *row, exports, std::memory_order_seq_cst, Look::kChanged);
   }
   LIMBO_FAIL_POINT("close.before_verdict");

@@ -17,7 +17,7 @@
 // `Exports` has
 //   capacity(), word(index)
 //   claimed(index, row)                the first claim of a row on an export takes one off in
-//   flight held_more(index, row), held_less(index, row)
+//   flight held_more(index, row, slot), held_less(index, row, slot)
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ void note_slot(Memory& memory, Row& row, Exports& exports, std::uint32_t slot) {
     const ClaimWord noted = decode_claim(mirror);
     if (word != ClaimWord{noted.generation, noted.export_index, ClaimState::kReleased}) return;
     mirror = 0;
-    exports.held_less(noted.export_index, row);
+    exports.held_less(noted.export_index, row, slot);
     memory.store(row.claim(slot), 0, std::memory_order_release);
     return;
   }
@@ -67,7 +67,7 @@ void note_slot(Memory& memory, Row& row, Exports& exports, std::uint32_t slot) {
     if (!names_an_export(memory, exports, word)) return;  // the claimer will see that and release
     mirror = bits;
     exports.claimed(word.export_index, row);
-    exports.held_more(word.export_index, row);
+    exports.held_more(word.export_index, row, slot);
   } else if (word.state == ClaimState::kReleased) {
     // Claimed and released between two looks. It was claimed all the same.
     if (names_an_export(memory, exports, word)) exports.claimed(word.export_index, row);

@@ -27,7 +27,7 @@ std::uint64_t sweep_row(Memory& memory, Row& row, Exports& exports) {
     if (mirror != 0) {
       const std::uint32_t export_index = decode_claim(mirror).export_index;
       mirror = 0;
-      exports.held_less(export_index, row);
+      exports.held_less(export_index, row, slot);
       ++swept;
     } else if (word.state == ClaimState::kHeld || word.state == ClaimState::kReleased) {
       if (names_an_export(memory, exports, word)) {

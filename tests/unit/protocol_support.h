@@ -123,8 +123,8 @@ struct PlainExports {
   void claimed(std::uint32_t index, PlainRow&) {
     if (records[index].in_flight > 0) --records[index].in_flight;
   }
-  void held_more(std::uint32_t index, PlainRow&) { ++records[index].held; }
-  void held_less(std::uint32_t index, PlainRow&) { --records[index].held; }
+  void held_more(std::uint32_t index, PlainRow&, std::uint32_t) { ++records[index].held; }
+  void held_less(std::uint32_t index, PlainRow&, std::uint32_t) { --records[index].held; }
   int held(std::uint32_t index) const { return records[index].held; }
   void over(std::uint32_t index) { ++records[index].closed; }
   void stays(std::uint32_t index, bool) { ++records[index].stayed; }

@@ -1,0 +1,22 @@
+// Options of the shared tables. Capacities are fixed when a process begins to share.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "ipc/layout.h"
+
+namespace limbo {
+
+// From the options ledger_exports, ledger_pieces, ledger_claims and ledger_timelines. Throws
+// kUnknownOption when one is out of range; ledger_claims must be a multiple of 512.
+[[nodiscard]] Capacities capacities_from_options();
+
+// Option message_time_limit_ms: how long a message that nobody has opened stays openable after the
+// later of its send and its owner's free.
+[[nodiscard]] std::chrono::milliseconds default_message_time_limit();
+
+// Option ledger_scans_per_second: how many groups of 512 claims of one consumer are scanned.
+[[nodiscard]] std::int64_t scans_per_second();
+
+}  // namespace limbo

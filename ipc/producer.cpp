@@ -1,0 +1,322 @@
+#include "ipc/producer.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "allocator/error.h"
+#include "ipc/fail_points.h"
+#include "ipc/ledger_options.h"
+#include "ipc/producer_impl.h"
+
+namespace limbo {
+namespace {
+
+using protocol::ClaimVerdict;
+using protocol::EndReason;
+using protocol::ExportField;
+
+// Longer is for ever, and keeps clock arithmetic away from its ends.
+constexpr std::chrono::milliseconds kLongestTimeLimit = std::chrono::hours(24 * 365 * 10);
+
+// How long a sender waits for exports that are over to be unpinned, when the table is full.
+constexpr std::chrono::milliseconds kPatienceForASlot{100};
+
+std::uint64_t where(const TimelinePoint& point) {
+  return (std::uint64_t{point.owner} << 32) | point.index;
+}
+
+void check_options(const void* data, std::size_t size_bytes, const ShareOptions& options) {
+  if (data == nullptr || size_bytes == 0) {
+    throw Error(ErrorCode::kBadArgument, "An empty range of memory cannot be shared.");
+  }
+  if (options.consumers < 1) {
+    throw Error(ErrorCode::kBadArgument, "consumers is " + std::to_string(options.consumers) + ".",
+                "Use 1.");
+  }
+  if (options.consumers > 1) {
+    throw Error(ErrorCode::kNotAvailableYet,
+                "Promising one message to " + std::to_string(options.consumers) +
+                    " processes is not available yet.",
+                "Send one message to each of them.");
+  }
+  if (options.time_limit && options.time_limit->count() < 0) {
+    throw Error(ErrorCode::kBadArgument,
+                "time_limit is " + std::to_string(options.time_limit->count()) + " ms.",
+                "Use 0 or more.");
+  }
+}
+
+Capacities checked(const Capacities& capacities) {
+  const bool fits = capacities.exports >= 1 &&
+                    capacities.exports <= std::uint32_t{protocol::kMaxExportIndex} + 1 &&
+                    capacities.pieces >= 1 && capacities.timelines >= 1 &&
+                    capacities.claims >= protocol::kGroupClaims &&
+                    capacities.claims % protocol::kGroupClaims == 0;
+  if (!fits) {
+    throw Error(ErrorCode::kBadArgument,
+                "The tables cannot have " + std::to_string(capacities.exports) + " exports, " +
+                    std::to_string(capacities.pieces) + " pieces, " +
+                    std::to_string(capacities.claims) + " claims and " +
+                    std::to_string(capacities.timelines) + " timelines.",
+                "Use at least one of each, at most 2^24 exports, and a multiple of 512 claims.");
+  }
+  return capacities;
+}
+
+}  // namespace
+
+void throw_refused(ClaimVerdict verdict) {
+  switch (verdict) {
+    case ClaimVerdict::kWithdrawn:
+      throw Error(ErrorCode::kWithdrawn, "The sender has taken this message back.",
+                  "Ask the sender for another one.");
+    case ClaimVerdict::kExpired:
+      throw Error(ErrorCode::kExpired,
+                  "This message was opened after its time limit; its memory has been freed.",
+                  "Open it earlier, or send with a longer time limit (option "
+                  "message_time_limit_ms).");
+    default:
+      throw Error(ErrorCode::kGone,
+                  "This message is over: all that was promised of it has been opened and released, "
+                  "and its owner has freed the memory.",
+                  "Open a message once per process that was promised it, or keep the tensor alive "
+                  "in the sender.");
+  }
+}
+
+Producer::Impl::Impl(Device& its_device, Allocator& its_allocator, Incarnation its_incarnation,
+                     Capacities its_capacities)
+    : device(its_device),
+      allocator(its_allocator),
+      incarnation(its_incarnation),
+      capacities(checked(its_capacities)),
+      ledger_memory(SharedMemory::create("limbo-ledger", ledger_layout(capacities).total,
+                                         ReceiverMay::kRead)),
+      ledger(ledger_memory.data(), capacities),
+      timelines(its_device, capacities.timelines),
+      exports(ledger),
+      pieces(ledger),
+      row_scans_per_second(scans_per_second()) {
+  LedgerHeader& header = ledger.header();
+  header.version.store(kLedgerVersion, std::memory_order_relaxed);
+  header.incarnation_high.store(incarnation.high, std::memory_order_relaxed);
+  header.incarnation_low.store(incarnation.low, std::memory_order_relaxed);
+  header.capacity_exports.store(capacities.exports, std::memory_order_relaxed);
+  header.capacity_pieces.store(capacities.pieces, std::memory_order_relaxed);
+  header.magic.store(kLedgerMagic, std::memory_order_release);
+}
+
+Producer::Impl::~Impl() {
+  for (std::uint32_t index = 0; index < exports.slots_touched(); ++index) {
+    if (!exports.record(index).in_use) continue;
+    Allocator::lender_note(exports.record(index).block.block) = nullptr;
+    allocator.unpin(exports.record(index).block.block);
+  }
+  finish(0, allocator.take_let_go());
+}
+
+Producer::Producer(Device& device, Allocator& allocator, Incarnation incarnation,
+                   Capacities capacities)
+    : impl_(std::make_unique<Impl>(device, allocator, incarnation, capacities)) {}
+
+Producer::~Producer() = default;
+
+// ---- share ----------------------------------------------------------------------------------
+// FREE -> OPEN (protocol/publish.h). Steps: pin, reserve a slot under the lock, enqueue the
+// timelines outside of it, OPEN. Any failure undoes them in the opposite order.
+
+bool Producer::Impl::can_order(int device_index) {
+  const std::uint64_t bit = device_index < 64 ? std::uint64_t{1} << device_index : 0;
+  if ((able_devices.load(std::memory_order_relaxed) & bit) != 0) return true;
+  if (!device.has_stream_memory_operations(device_index)) return false;
+  able_devices.fetch_or(bit, std::memory_order_relaxed);
+  return true;
+}
+
+void Producer::Impl::check_streams(const ShareOptions& options, const BlockView& block) {
+  for (const StreamRef stream : {options.current_stream, block.stream}) {
+    if (!can_order(stream.device)) {
+      throw Error(ErrorCode::kNotLendable,
+                  "Streams of device " + std::to_string(stream.device) +
+                      " cannot write words in host memory, so nothing can be lent from it.",
+                  "Run `python -m torch_limbo doctor` to see why.");
+    }
+    if (device.is_capturing(stream)) {
+      throw Error(ErrorCode::kNotAvailableYet,
+                  "Sending while a stream of the sender is being captured into a graph is not "
+                  "available yet.",
+                  "Send before the capture begins or after it has ended.");
+    }
+    if (options.current_stream == block.stream) break;
+  }
+}
+
+Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t size_bytes,
+                                                 const BlockView& block,
+                                                 std::chrono::milliseconds time_limit) {
+  const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) -
+                                                 static_cast<const std::byte*>(block.piece_base));
+  std::optional<MemoryHandle> handle;
+  Uuid device_uuid;
+  for (bool looked = false;;) {
+    bool piece_missing = false;
+    {
+      Hold hold(*this);
+      auto piece_index = pieces.find(block.piece_id);
+      if (!piece_index && handle) {
+        piece_index = pieces.insert(block.piece_id, block.stream.device, device_uuid,
+                                    block.piece_size_bytes, *handle);
+      }
+      piece_missing = !piece_index;
+      if (piece_index) {
+        const auto index = exports.reserve(block, offset, size_bytes, *piece_index, time_limit);
+        if (index) {
+          pieces.set_unmap_wanted(*piece_index, false);
+          // Freed by another thread since it was pinned: that may have been absorbed already, when
+          // this export did not hang on the block yet.
+          if (!allocator.find(data)) {
+            exports.let_go(Allocator::lender_note(block.block), ProducerClock::now());
+          }
+          if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
+          return {*index, exports.record(*index).generation, *piece_index,
+                  pieces.record(*piece_index)};
+        }
+        if (looked) {
+          throw Error(ErrorCode::kLedgerFull,
+                      "All " + std::to_string(capacities.exports) +
+                          " exports of the ledger are in flight or held.",
+                      "Raise the option ledger_exports, or let consumers release what they hold.");
+        }
+      }
+    }
+    if (piece_missing) {
+      // Driver calls, so without the lock. The pin keeps the piece.
+      handle = device.export_memory(block.stream.device, block.piece_base);
+      device_uuid = device.uuid(block.stream.device);
+    } else {
+      looked = true;
+      look_thoroughly(kPatienceForASlot);
+    }
+  }
+}
+
+ExportTicket Producer::share(const void* data, std::size_t size_bytes,
+                             const ShareOptions& options) {
+  Impl& impl = *impl_;
+  check_options(data, size_bytes, options);
+  if (impl.context_lost.load(std::memory_order_relaxed)) {
+    throw Error(ErrorCode::kDeviceError, "The GPU context of this process is lost.",
+                "Restart the process.");
+  }
+  const auto found = impl.allocator.find(data);
+  if (!found) {
+    throw Error(
+        ErrorCode::kNotLendable, "This memory is not an allocated block of Limbo.",
+        "Share memory that Limbo allocated and that has not been freed; clone() makes such.");
+  }
+  impl.check_streams(options, *found);
+
+  const BlockView block = impl.allocator.pin(data);
+  bool reserved = false;
+  Impl::Reserved slot;
+  try {
+    const auto inside = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
+                                                 static_cast<const std::byte*>(block.data));
+    if (size_bytes > block.size_bytes - inside) {
+      throw Error(ErrorCode::kBadArgument, "The range of " + std::to_string(size_bytes) +
+                                               " bytes ends behind its block, "
+                                               "which has " +
+                                               std::to_string(block.size_bytes - inside) +
+                                               " from there.");
+    }
+    LIMBO_FAIL_POINT("share.after_pin");
+    const auto limit = options.time_limit.value_or(default_message_time_limit());
+    slot = impl.reserve(data, size_bytes, block, std::min(limit, kLongestTimeLimit));
+    reserved = true;
+    LIMBO_FAIL_POINT("share.after_reserve");
+    ExportRecord& record = impl.exports.record(slot.export_index);
+    record.points[0] = impl.timelines.advance(options.current_stream);
+    if (options.current_stream != block.stream) {
+      record.points[1] = impl.timelines.advance(block.stream);
+    }
+    LIMBO_FAIL_POINT("share.after_enqueue");
+  } catch (...) {
+    if (reserved) {
+      Impl::Hold hold(impl);
+      impl.exports.cancel(slot.export_index);
+    }
+    impl.allocator.unpin(block.block);
+    throw;
+  }
+
+  const ExportRecord& record = impl.exports.record(slot.export_index);
+  const ExportTicket ticket{.export_index = slot.export_index,
+                            .generation = slot.generation,
+                            .piece_index = slot.piece_index,
+                            .piece_generation = slot.piece.generation,
+                            .piece_size_bytes = slot.piece.size_bytes,
+                            .piece_count = 1,
+                            .offset_bytes = record.offset_bytes,
+                            .size_bytes = size_bytes,
+                            .points = {record.points[0], record.points[1]},
+                            .device_uuid = slot.piece.device_uuid};
+  protocol::ExportFields fields{};
+  at(fields, ExportField::kFirstPiece) = ticket.piece_index;
+  at(fields, ExportField::kPieceGeneration) = ticket.piece_generation;
+  at(fields, ExportField::kPieceCount) = ticket.piece_count;
+  at(fields, ExportField::kOffsetBytes) = ticket.offset_bytes;
+  at(fields, ExportField::kSizeBytes) = ticket.size_bytes;
+  at(fields, ExportField::kPointWhere0) = where(ticket.points[0]);
+  at(fields, ExportField::kPointWhere1) = where(ticket.points[1]);
+  at(fields, ExportField::kPointNumber0) = ticket.points[0].number;
+  at(fields, ExportField::kPointNumber1) = ticket.points[1].number;
+  impl.exports.open(slot.export_index, fields);
+  impl.sends.fetch_add(1, std::memory_order_relaxed);
+  LIMBO_FAIL_POINT("share.after_open");
+  return ticket;
+}
+
+bool Producer::withdraw(std::uint32_t export_index, std::uint64_t generation) {
+  Impl& impl = *impl_;
+  if (export_index >= impl.capacities.exports) return false;
+  Impl::Hold hold(impl);
+  if (!impl.exports.drain(export_index, generation, EndReason::kWithdrawn)) return false;
+  impl.run_pass(protocol::Look::kChanged);
+  return true;
+}
+
+// ---- in the same process --------------------------------------------------------------------
+
+OwnOpen Producer::open_own(std::uint32_t export_index, std::uint64_t generation) {
+  Impl& impl = *impl_;
+  if (export_index >= impl.capacities.exports) throw_refused(ClaimVerdict::kGone);
+  Impl::Hold hold(impl);
+  const ClaimVerdict verdict = protocol::verdict_of(impl.exports.read(export_index), generation);
+  if (verdict != ClaimVerdict::kStands) throw_refused(verdict);
+  const ExportRecord& record = impl.exports.record(export_index);
+  impl.allocator.pin_again(record.block.block);
+  LIMBO_FAIL_POINT("own.after_pin");
+  impl.exports.claimed_by_owner(export_index);
+  return {.block = record.block,
+          .offset_bytes = record.offset_bytes,
+          .size_bytes = record.size_bytes,
+          .points = {record.points[0], record.points[1]}};
+}
+
+void Producer::wait_own(StreamRef stream, const TimelinePoint& point) {
+  impl_->timelines.wait(stream, point);
+}
+
+void Producer::mark_context_lost() {
+  impl_->context_lost.store(true, std::memory_order_relaxed);
+  impl_->ledger.header().context_lost.store(1, std::memory_order_release);
+  impl_->timelines.end_all();
+}
+
+void* Producer::ledger_mapping() noexcept {
+  return impl_->ledger_memory.data();
+}
+
+}  // namespace limbo

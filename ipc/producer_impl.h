@@ -1,0 +1,97 @@
+// The insides of Producer, shared by its sources.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ipc/collect_lock.h"
+#include "ipc/leases.h"
+#include "ipc/ledger_exports.h"
+#include "ipc/pieces.h"
+#include "ipc/producer.h"
+#include "ipc/protocol/note.h"
+#include "ipc/shared_memory.h"
+#include "ipc/timelines.h"
+#include "ipc/views.h"
+
+namespace limbo {
+
+struct Producer::Impl {
+  Impl(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities);
+  ~Impl();
+
+  // Holds the collect lock while it lives. Leaving runs the passes that others have asked for,
+  // unlocks, and then unpins what is over.
+  class Hold {
+   public:
+    explicit Hold(Impl& owner);  // waits
+    Hold(Impl& owner, std::adopt_lock_t);
+    ~Hold() { leave(); }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    // Returns how many pins were undone. Idempotent.
+    std::uint64_t leave();
+
+   private:
+    Impl& owner_;
+    bool held_ = true;
+  };
+
+  // ---- under the lock (producer_collect.cpp)
+  void run_pass(protocol::Look look);
+  void absorb_let_go();
+  [[nodiscard]] Lease* find_lease(std::uint32_t lease_number);
+  [[nodiscard]] bool is_mapped(std::uint32_t piece_index) const;
+
+  // ---- without the lock
+  bool collect();
+  // Looks at every used group of every lease, and waits, at most `at_most`, for the lock and for
+  // those who are unpinning. True when anything was unpinned meanwhile.
+  bool look_thoroughly(std::chrono::milliseconds at_most);
+  // Unpins both chains; returns how many pins were undone.
+  std::uint64_t finish(ExportLink over, Block* let_go);
+  void check_streams(const ShareOptions& options, const BlockView& block);
+  [[nodiscard]] bool can_order(int device_index);
+  // The slot and what the ledger says of its piece.
+  struct Reserved {
+    std::uint32_t export_index = 0;
+    std::uint64_t generation = 0;
+    std::uint32_t piece_index = 0;
+    PieceRecord piece;
+  };
+  [[nodiscard]] Reserved reserve(const void* data, std::size_t size_bytes, const BlockView& block,
+                                 std::chrono::milliseconds time_limit);
+
+  Device& device;
+  Allocator& allocator;
+  const Incarnation incarnation;
+  const Capacities capacities;
+  SharedMemory ledger_memory;
+  const LedgerView ledger;
+  Timelines timelines;  // has locks of its own
+
+  CollectLock lock;  // guards what follows
+  Exports exports;
+  Pieces pieces;
+  std::vector<std::unique_ptr<Lease>> leases;
+  Block* let_go_chain = nullptr;  // taken from the allocator by this holder, to be unpinned
+  bool let_go_again = false;      // more may have been let go since
+  std::uint64_t leases_swept = 0;
+  std::uint64_t claims_swept = 0;
+  // (end of what the lock guards)
+
+  std::atomic<std::uint32_t> next_lease_number{0};
+  std::atomic<std::uint64_t> sends{0};
+  // Holders that have unlocked and not finished unpinning; what was unpinned since the start.
+  std::atomic<std::uint64_t> unpins_pending{0};
+  std::atomic<std::uint64_t> unpinned{0};
+  std::atomic<bool> context_lost{false};
+  // Devices (below 64) that are known to have stream memory operations, a bit each.
+  std::atomic<std::uint64_t> able_devices{0};
+  const std::int64_t row_scans_per_second;
+};
+
+}  // namespace limbo

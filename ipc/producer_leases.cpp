@@ -1,0 +1,142 @@
+// Leases and pieces of a producer.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "allocator/error.h"
+#include "ipc/fail_points.h"
+#include "ipc/producer_impl.h"
+#include "ipc/protocol/sweep.h"
+
+namespace limbo {
+namespace {
+
+using protocol::Look;
+
+protocol::StdMemory g_memory;
+
+}  // namespace
+
+// ---- leases ---------------------------------------------------------------------------------
+
+Lease* Producer::Impl::find_lease(std::uint32_t lease_number) {
+  const auto found = std::find_if(leases.begin(), leases.end(), [&](const auto& lease) {
+    return lease->number() == lease_number;
+  });
+  return found == leases.end() ? nullptr : found->get();
+}
+
+// A lease is in the list before its descriptors are handed out, so that no closing can miss a claim
+// made by means of them.
+LeaseGrant Producer::add_lease(const LeasePeer& peer) {
+  Impl& impl = *impl_;
+  const std::uint32_t number = impl.next_lease_number.fetch_add(1, std::memory_order_relaxed);
+  auto lease = std::make_unique<Lease>(number, peer, impl.capacities, impl.row_scans_per_second);
+  const LeaseGrant grant{.lease_number = number,
+                         .capacities = impl.capacities,
+                         .ledger_fd = impl.ledger_memory.fd(),
+                         .timelines_fd = impl.timelines.fd(),
+                         .row_fd = lease->memory().fd()};
+  LIMBO_FAIL_POINT("lease.before_listed");
+  {
+    Impl::Hold hold(impl);
+    impl.leases.push_back(std::move(lease));
+  }
+  LIMBO_FAIL_POINT("lease.after_listed");
+  return grant;
+}
+
+void Producer::lease_gone(std::uint32_t lease_number, const std::string& why) {
+  Impl::Hold hold(*impl_);
+  Lease* lease = impl_->find_lease(lease_number);
+  if (lease == nullptr) return;
+  lease->gone = true;
+  lease->why = why;
+}
+
+void Producer::lease_quiet(std::uint32_t lease_number) {
+  Impl& impl = *impl_;
+  std::unique_ptr<Lease> swept;  // unmapped after the unlock
+  {
+    Impl::Hold hold(impl);
+    const auto found = std::find_if(impl.leases.begin(), impl.leases.end(), [&](const auto& lease) {
+      return lease->number() == lease_number;
+    });
+    if (found == impl.leases.end()) return;
+    LIMBO_FAIL_POINT("lease.before_sweep");
+    impl.claims_swept += protocol::sweep_row(g_memory, **found, impl.exports);
+    ++impl.leases_swept;
+    swept = std::move(*found);
+    impl.leases.erase(found);
+    impl.run_pass(Look::kChanged);
+    LIMBO_FAIL_POINT("lease.after_sweep");
+  }
+}
+
+void Producer::decline(std::uint32_t lease_number, std::uint32_t export_index,
+                       std::uint64_t generation) {
+  Impl& impl = *impl_;
+  Impl::Hold hold(impl);
+  const Lease* lease = impl.find_lease(lease_number);
+  const protocol::ClaimWord word{generation, export_index, protocol::ClaimState::kHeld};
+  if (lease == nullptr || !protocol::names_an_export(g_memory, impl.exports, word)) return;
+  impl.exports.claimed(export_index, *lease);
+  impl.run_pass(Look::kChanged);
+}
+
+void Producer::row_half_full(std::uint32_t lease_number) {
+  Impl::Hold hold(*impl_);
+  if (impl_->find_lease(lease_number) != nullptr) impl_->run_pass(Look::kChanged);
+}
+
+void* Producer::row_mapping(std::uint32_t lease_number) {
+  Impl::Hold hold(*impl_);
+  const Lease* lease = impl_->find_lease(lease_number);
+  return lease == nullptr ? nullptr : lease->memory().data();
+}
+
+// ---- pieces (the table of their words is in pieces.h) ---------------------------------------
+
+// Leases in quarantine count: their GPU work may still run.
+bool Producer::Impl::is_mapped(std::uint32_t piece_index) const {
+  const std::uint64_t generation = pieces.record(piece_index).generation;
+  return std::any_of(leases.begin(), leases.end(),
+                     [&](const auto& lease) { return lease->maps(piece_index, generation); });
+}
+
+bool Producer::may_return_piece(std::uint64_t piece_id) {
+  Impl::Hold hold(*impl_);
+  const auto index = impl_->pieces.find(piece_id);
+  if (!index) return true;  // never lent
+  impl_->pieces.set_unmap_wanted(*index, true);
+  LIMBO_FAIL_POINT("piece.after_flag");
+  return !impl_->is_mapped(*index);
+}
+
+void Producer::piece_returned(std::uint64_t piece_id) {
+  Impl::Hold hold(*impl_);
+  if (const auto index = impl_->pieces.find(piece_id)) impl_->pieces.retire(*index);
+  LIMBO_FAIL_POINT("piece.after_returned");
+}
+
+bool Producer::wait_for_unmapped_pieces(int device, std::chrono::milliseconds at_most) {
+  Impl& impl = *impl_;
+  const auto deadline = ProducerClock::now() + at_most;
+  for (;;) {
+    bool any_flagged = false;
+    {
+      Impl::Hold hold(impl);
+      for (std::uint32_t index = 0; index < impl.pieces.touched(); ++index) {
+        const PieceRecord& piece = impl.pieces.record(index);
+        if (!piece.unmap_wanted || piece.device != device) continue;
+        if (!impl.is_mapped(index)) return true;
+        any_flagged = true;
+      }
+    }
+    if (!any_flagged || ProducerClock::now() >= deadline) return false;
+    // Consumers clear their marks in shared memory and tell nobody.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace limbo

@@ -1,0 +1,125 @@
+#include "ipc/timelines.h"
+
+#include <optional>
+#include <string>
+
+#include "allocator/error.h"
+
+namespace limbo {
+
+Timelines::Timelines(Device& device, std::uint32_t capacity)
+    : device_(device),
+      capacity_(capacity),
+      memory_(SharedMemory::create("limbo-timelines",
+                                   timelines_bytes(Capacities{.timelines = capacity}),
+                                   ReceiverMay::kWrite)) {}
+
+Timelines::~Timelines() {
+  if (!registered_) return;
+  try {
+    device_.unregister_host_memory(memory_.data());
+  } catch (const Error&) {
+    // The device is gone; so is the registration.
+  }
+}
+
+SharedWord& Timelines::value(std::uint32_t index) const noexcept {
+  return static_cast<Timeline*>(memory_.data())[index].value;
+}
+
+void Timelines::register_once() {
+  std::call_once(registration_, [this] {
+    device_.register_host_memory(memory_.host_memory(memory_.size_bytes()));
+    registered_ = true;
+  });
+}
+
+TimelinePoint Timelines::advance(StreamRef stream) {
+  register_once();
+  const StreamKey key{stream.device, device_.stream_id(stream)};
+  for (;;) {
+    std::uint32_t index = 0;
+    Entry* entry = nullptr;
+    {
+      const std::lock_guard lock(table_mutex_);
+      index = entry_of(key);
+      entry = &entries_[index];
+      entry->last_used = ++uses_;
+    }
+    const std::lock_guard lock(entry->mutex);
+    if (entry->key != key) continue;  // given to another stream meanwhile
+    // A number whose write failed is not used again: the write may have been enqueued all the same.
+    const std::uint64_t number = ++entry->taken;
+    auto* word = reinterpret_cast<std::uint64_t*>(&value(index));
+    const WordWrite write{word, number};
+    device_.write_words(stream, {&write, 1});
+    entry->enqueued = number;
+    return {.owner = 0, .index = index, .number = number};
+  }
+}
+
+std::uint32_t Timelines::entry_of(const StreamKey& key) {
+  if (const auto found = index_of_.find(key); found != index_of_.end()) return found->second;
+  std::uint32_t index = static_cast<std::uint32_t>(entries_.size());
+  if (index < capacity_) {
+    entries_.emplace_back().key = key;
+  } else {
+    index = take_over_landed(key);
+  }
+  index_of_.emplace(key, index);
+  return index;
+}
+
+// Nothing is on its way to the word. After a failed write nobody knows.
+bool Timelines::landed(const Entry& entry, std::uint32_t index) const noexcept {
+  return entry.taken == entry.enqueued &&
+         value(index).load(std::memory_order_acquire) >= entry.enqueued;
+}
+
+// A timeline is given to another stream only after its last number has landed: what was told to
+// others stays true, and its next number is higher.
+std::uint32_t Timelines::take_over_landed(const StreamKey& key) {
+  std::optional<std::uint32_t> best;
+  for (std::uint32_t index = 0; index < capacity_; ++index) {
+    Entry& entry = entries_[index];
+    if (best && entries_[*best].last_used <= entry.last_used) continue;
+    const std::unique_lock lock(entry.mutex, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
+    if (landed(entry, index)) best = index;
+  }
+  if (best) {
+    Entry& entry = entries_[*best];
+    const std::unique_lock lock(entry.mutex, std::try_to_lock);
+    // Still landed: a sender in between would have needed table_mutex_ to find it, or have it
+    // locked.
+    if (lock.owns_lock() && landed(entry, *best)) {
+      index_of_.erase(entry.key);
+      entry.key = key;
+      return *best;
+    }
+  }
+  throw Error(ErrorCode::kLedgerFull,
+              "All " + std::to_string(capacity_) +
+                  " timelines belong to streams whose sends have not been reached yet.",
+              "Raise the option ledger_timelines, or send from fewer streams.");
+}
+
+void Timelines::wait(StreamRef stream, const TimelinePoint& point) {
+  if (point.number == 0) return;
+  if (point.owner != 0 || point.index >= capacity_) {
+    throw Error(ErrorCode::kBadArgument, "Timeline " + std::to_string(point.index) + " of owner " +
+                                             std::to_string(point.owner) +
+                                             " is none of this process.");
+  }
+  register_once();
+  device_.wait_word(stream, reinterpret_cast<const std::uint64_t*>(&value(point.index)),
+                    point.number);
+}
+
+void Timelines::end_all() noexcept {
+  for (std::uint32_t index = 0; index < capacity_; ++index) {
+    value(index).store(protocol::kTimelineEnded, std::memory_order_release);
+  }
+}
+
+}  // namespace limbo

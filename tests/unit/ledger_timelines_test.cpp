@@ -1,0 +1,174 @@
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "ipc/timelines.h"
+#include "sim_support.h"
+#include "tests/support/balance.h"
+#include "tests/support/eventually.h"
+
+namespace limbo {
+namespace {
+
+class LedgerTimelines : public testing::BalancedTest {
+ protected:
+  void warm_up() override {
+    const StreamRef first = {0, sim().create_stream(0)};
+    sim().synchronize_stream(first);
+    sim().destroy_stream(first);
+  }
+
+  static SimDevice& sim() {
+    static SimDevice* device = testing::make_sim().release();
+    return *device;
+  }
+  StreamRef stream() {
+    made_.push_back({0, sim().create_stream(0)});
+    return made_.back();
+  }
+  void TearDown() override {
+    sim().wait_until_idle();
+    for (const StreamRef made : made_) sim().destroy_stream(made);
+    BalancedTest::TearDown();
+  }
+  static std::uint64_t value(const Timelines& timelines, const TimelinePoint& point) {
+    return timelines.value(point.index).load(std::memory_order_acquire);
+  }
+
+ private:
+  std::vector<StreamRef> made_;
+};
+
+TEST_F(LedgerTimelines, NumbersLandBehindTheStreamsWork) {
+  Timelines timelines(sim(), 8);
+  const StreamRef a = stream();
+  const SimHold hold = sim().hold_stream(a);
+  const TimelinePoint first = timelines.advance(a);
+  const TimelinePoint second = timelines.advance(a);
+  EXPECT_EQ(first.index, second.index);
+  EXPECT_EQ(first.number, 1U);
+  EXPECT_EQ(second.number, 2U);
+  EXPECT_EQ(value(timelines, first), 0U);
+  sim().release_hold(hold);
+  sim().synchronize_stream(a);
+  EXPECT_EQ(value(timelines, first), 2U);
+}
+
+TEST_F(LedgerTimelines, StreamsHaveTimelinesOfTheirOwn) {
+  Timelines timelines(sim(), 8);
+  const StreamRef a = stream();
+  const StreamRef b = stream();
+  const SimHold hold = sim().hold_stream(a);
+  const TimelinePoint held = timelines.advance(a);
+  const TimelinePoint free = timelines.advance(b);
+  EXPECT_NE(held.index, free.index);
+  sim().synchronize_stream(b);
+  EXPECT_EQ(value(timelines, free), 1U);
+  EXPECT_EQ(value(timelines, held), 0U);
+  // and one waits for the other
+  timelines.wait(b, held);
+  const TimelinePoint behind = timelines.advance(b);
+  sim().release_hold(hold);
+  sim().synchronize_stream(b);
+  EXPECT_EQ(value(timelines, behind), 2U);
+  EXPECT_EQ(value(timelines, held), 1U);
+}
+
+// Trace 13: a timeline is given to another stream only after its last number has landed.
+TEST_F(LedgerTimelines, FullTableReusesWhatHasLanded) {
+  Timelines timelines(sim(), 2);
+  const StreamRef a = stream();
+  const StreamRef b = stream();
+  const StreamRef c = stream();
+  const SimHold hold_a = sim().hold_stream(a);
+  const SimHold hold_b = sim().hold_stream(b);
+  const TimelinePoint of_a = timelines.advance(a);
+  const TimelinePoint of_b = timelines.advance(b);
+  try {
+    (void)timelines.advance(c);
+    ADD_FAILURE() << "a third timeline out of two";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kLedgerFull);
+    EXPECT_TRUE(testing::contains(error.what(), "ledger_timelines"));
+  }
+  sim().release_hold(hold_b);
+  sim().synchronize_stream(b);
+  const TimelinePoint of_c = timelines.advance(c);
+  EXPECT_EQ(of_c.index, of_b.index);
+  EXPECT_GT(of_c.number, of_b.number);
+  sim().release_hold(hold_a);
+  sim().synchronize_stream(a);
+  sim().synchronize_stream(c);
+  // b gets one again, and a's number stands
+  const TimelinePoint again = timelines.advance(b);
+  EXPECT_NE(again, of_b);
+  sim().synchronize_stream(b);
+  EXPECT_EQ(value(timelines, again), again.number);
+  EXPECT_GE(value(timelines, of_a), of_a.number);
+}
+
+// Trace 13: taken and enqueued under one lock, so that on one word no number lands behind a higher.
+TEST_F(LedgerTimelines, ManySendersOnOneStreamLandInOrder) {
+  Timelines timelines(sim(), 8);
+  const StreamRef a = stream();
+  const std::uint32_t index = timelines.advance(a).index;
+  std::atomic<bool> done{false};
+  std::thread watcher([&] {
+    std::uint64_t last = 0;
+    while (!done.load()) {
+      const std::uint64_t now = timelines.value(index).load(std::memory_order_acquire);
+      EXPECT_GE(now, last);
+      last = now;
+    }
+  });
+  std::vector<std::thread> senders;
+  for (int t = 0; t < 3; ++t) {
+    senders.emplace_back([&] {
+      for (int i = 0; i < 100; ++i) (void)timelines.advance(a);
+    });
+  }
+  for (std::thread& sender : senders) sender.join();
+  sim().synchronize_stream(a);
+  done = true;
+  watcher.join();
+  EXPECT_EQ(timelines.value(index).load(), 301U);
+}
+
+TEST_F(LedgerTimelines, EndedTimelinesLetEveryWaitPass) {
+  Timelines timelines(sim(), 4);
+  const StreamRef a = stream();
+  const StreamRef b = stream();
+  const SimHold hold = sim().hold_stream(a);
+  timelines.wait(b, timelines.advance(a));
+  const EventHandle event = sim().create_event(0);
+  sim().record_event(b, event);
+  EXPECT_FALSE(sim().query_event(0, event));
+  timelines.end_all();
+  EXPECT_TRUE(testing::eventually([&] { return sim().query_event(0, event); }));
+  sim().destroy_event(0, event);
+  sim().release_hold(hold);
+}
+
+TEST_F(LedgerTimelines, ForeignPointsAreRefused) {
+  Timelines timelines(sim(), 4);
+  EXPECT_NO_THROW(timelines.wait(stream(), {}));
+  EXPECT_THROW(timelines.wait(stream(), {.owner = 0, .index = 4, .number = 1}), Error);
+  EXPECT_THROW(timelines.wait(stream(), {.owner = 1, .index = 0, .number = 1}), Error);
+}
+
+TEST_F(LedgerTimelines, RefusedWriteUsesUpItsNumber) {
+  Timelines timelines(sim(), 4);
+  const StreamRef a = stream();
+  (void)timelines.advance(a);
+  sim().faults().add("write_words:1=fail");
+  EXPECT_DEVICE_ERROR((void)timelines.advance(a), "");
+  sim().faults().clear();
+  const TimelinePoint next = timelines.advance(a);
+  EXPECT_EQ(next.number, 3U);
+  sim().synchronize_stream(a);
+  EXPECT_EQ(value(timelines, next), 3U);
+}
+
+}  // namespace
+}  // namespace limbo
