@@ -1,0 +1,204 @@
+// Statistics and snapshots.
+#include <thread>
+
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+class AllocatorStats : public AllocatorTest {
+ protected:
+  [[nodiscard]] Stat stat(StatByKind DeviceStats::*which, std::size_t kind = kAllSizes) {
+    return (allocator_.stats(0).*which)[kind];
+  }
+};
+
+void expect_stat(const Stat& stat, std::int64_t current, std::int64_t peak, std::int64_t allocated,
+                 std::int64_t freed) {
+  EXPECT_EQ(stat.current, current);
+  EXPECT_EQ(stat.peak, peak);
+  EXPECT_EQ(stat.allocated, allocated);
+  EXPECT_EQ(stat.freed, freed);
+}
+
+TEST_F(AllocatorStats, CountsByKind) {
+  std::byte* small = allocate(1000);
+  std::byte* large = allocate(3 * kMiB);
+  allocator_.free(small);
+  small = allocate(1001);  // from the cache
+  expect_stat(stat(&DeviceStats::allocation), 2, 2, 3, 1);
+  expect_stat(stat(&DeviceStats::allocation, kSmallSizes), 1, 1, 2, 1);
+  expect_stat(stat(&DeviceStats::allocation, kLargeSizes), 1, 1, 1, 0);
+  expect_stat(stat(&DeviceStats::allocated_bytes, kSmallSizes), 1024, 1024, 2048, 1024);
+  expect_stat(stat(&DeviceStats::requested_bytes, kSmallSizes), 1001, 1001, 2001, 1000);
+  expect_stat(stat(&DeviceStats::active), 2, 2, 3, 1);
+  const auto mib = static_cast<std::int64_t>(kMiB);
+  expect_stat(stat(&DeviceStats::active_bytes, kLargeSizes), 3 * mib, 3 * mib, 3 * mib, 0);
+  expect_stat(stat(&DeviceStats::segment), 2, 2, 2, 0);
+  expect_stat(stat(&DeviceStats::reserved_bytes), 22 * mib, 22 * mib, 22 * mib, 0);
+  EXPECT_EQ(stat(&DeviceStats::inactive_split).current, 2);
+  EXPECT_EQ(stat(&DeviceStats::inactive_split_bytes).current, 2 * mib - 1024 + 17 * mib);
+  EXPECT_EQ(allocator_.stats(0).num_device_alloc, 2);
+  allocator_.free(small);
+  allocator_.free(large);
+}
+
+TEST_F(AllocatorStats, PeaksAreExactWithOneThread) {
+  // Hits and misses in turn; the peak is kept by hand.
+  std::vector<std::byte*> live;
+  std::int64_t now = 0;
+  std::int64_t peak = 0;
+  std::uint32_t random = 12345;
+  for (int step = 0; step < 20'000; ++step) {
+    random = random * 1664525 + 1013904223;
+    const std::size_t size = ((random >> 8) % 64 + 1) * 512;
+    if ((random >> 30) != 0 && live.size() < 200) {
+      live.push_back(allocate(size));
+      now += static_cast<std::int64_t>(allocator_.find(live.back())->size_bytes);
+    } else if (!live.empty()) {
+      const std::size_t index = (random >> 4) % live.size();
+      now -= static_cast<std::int64_t>(allocator_.find(live[index])->size_bytes);
+      allocator_.free(live[index]);
+      live[index] = live.back();
+      live.pop_back();
+    }
+    peak = std::max(peak, now);
+    if (step % 1000 == 999) {
+      EXPECT_EQ(stat(&DeviceStats::allocated_bytes).current, now);
+      EXPECT_EQ(stat(&DeviceStats::allocated_bytes).peak, peak);
+      EXPECT_EQ(stat(&DeviceStats::active_bytes).peak, peak);
+      if (step % 5000 == 4999) {
+        allocator_.reset_peak_stats(0);
+        peak = now;
+        EXPECT_EQ(stat(&DeviceStats::allocated_bytes).peak, now);
+      }
+    }
+  }
+  for (std::byte* data : live) allocator_.free(data);
+}
+
+TEST_F(AllocatorStats, APeakInsideTheCacheIsSeen) {
+  std::byte* first = allocate(512);
+  std::byte* second = allocate(512);
+  std::byte* third = allocate(512);
+  for (std::byte* data : {first, second, third}) allocator_.free(data);
+  allocator_.reset_peak_stats(0);
+  EXPECT_EQ(stat(&DeviceStats::allocation).peak, 0);
+  first = allocate(512);  // hits only
+  second = allocate(512);
+  allocator_.free(first);
+  allocator_.free(second);
+  EXPECT_EQ(stat(&DeviceStats::allocation).peak, 2);
+  EXPECT_EQ(stat(&DeviceStats::allocated_bytes).peak, 1024);
+  EXPECT_EQ(stat(&DeviceStats::inactive_split).peak, 4);  // three cached and the segment's rest
+}
+
+TEST_F(AllocatorStats, ResettingSumsKeepsTheLevel) {
+  std::byte* data = allocate(4096);
+  allocator_.free(data);
+  data = allocate(4096);
+  allocator_.reset_accumulated_stats(0);
+  expect_stat(stat(&DeviceStats::allocation), 1, 1, 0, 0);
+  EXPECT_EQ(allocator_.stats(0).num_device_alloc, 0);
+  allocator_.free(data);
+  expect_stat(stat(&DeviceStats::allocation), 0, 1, 0, 1);
+}
+
+TEST_F(AllocatorStats, AThreadsCountsOutliveIt) {
+  std::byte* data = nullptr;
+  std::thread([&] {
+    for (int count = 0; count < 10; ++count) allocator_.free(allocate(1024));
+    data = allocate(1024);
+  }).join();
+  expect_stat(stat(&DeviceStats::allocation), 1, 1, 11, 10);
+  std::thread([&] { allocator_.free(data); }).join();
+  expect_stat(stat(&DeviceStats::allocation), 0, 1, 11, 11);
+  EXPECT_EQ(stat(&DeviceStats::inactive_split).current, 0);
+}
+
+TEST_F(AllocatorStats, SnapshotsTileTheSegmentsAndSumUp) {
+  const StreamRef other = stream();
+  std::byte* first = allocate(1000);
+  std::byte* cached = allocate(2000);
+  std::byte* large = allocate(5 * kMiB, other);
+  allocator_.free(cached);
+  const std::vector<SegmentView> segments = allocator_.snapshot(0);
+  ASSERT_EQ(segments.size(), 2U);
+  EXPECT_LT(segments[0].base, segments[1].base);
+  const DeviceStats stats = allocator_.stats(0);
+  std::int64_t allocated_sum = 0;
+  std::int64_t requested_sum = 0;
+  for (const SegmentView& segment : segments) {
+    std::size_t sum = 0;
+    for (const SegmentView::BlockState& block : segment.blocks) sum += block.size_bytes;
+    EXPECT_EQ(sum, segment.size_bytes);
+    EXPECT_EQ(segment.large, segment.stream == other);
+    allocated_sum += static_cast<std::int64_t>(segment.allocated_bytes);
+    requested_sum += static_cast<std::int64_t>(segment.requested_bytes);
+  }
+  EXPECT_EQ(allocated_sum, stats.allocated_bytes[kAllSizes].current);
+  EXPECT_EQ(requested_sum, stats.requested_bytes[kAllSizes].current);
+  allocator_.free(first);
+  allocator_.free(large);
+}
+
+// ---- several devices --------------------------------------------------------------------------
+
+class AllocatorDevices : public AllocatorTest {
+ protected:
+  AllocatorDevices() : AllocatorTest(2, 256) {}
+};
+
+TEST_F(AllocatorDevices, EachHasItsOwnMemoryAndNumbers) {
+  const StreamRef second{1, nullptr};
+  std::byte* here = allocate(4096);
+  std::byte* there = allocate(8192, second);
+  EXPECT_EQ(allocator_.find(there)->stream, second);
+  EXPECT_EQ(allocator_.stats(0).allocated_bytes[kAllSizes].current, 4096);
+  EXPECT_EQ(allocator_.stats(1).allocated_bytes[kAllSizes].current, 8192);
+  EXPECT_EQ(allocator_.snapshot(1).size(), 1U);
+  EXPECT_EQ(allocator_.snapshot().size(), 2U);
+  allocator_.free(there);
+  allocator_.free(here);
+  EXPECT_EQ(allocate(8192, second), there);
+  allocator_.free(there);
+  allocator_.empty_cache(1);
+  EXPECT_EQ(allocator_.stats(1).reserved_bytes[kAllSizes].current, 0);
+  EXPECT_NE(allocator_.stats(0).reserved_bytes[kAllSizes].current, 0);
+}
+
+TEST_F(AllocatorDevices, LimitsAreEachDevicesOwn) {
+  allocator_.set_limit_bytes(1, 4 * kMiB);
+  const std::string text = out_of_memory([&] {
+    static_cast<void>(allocate(6 * kMiB, {1, nullptr}));
+  });
+  EXPECT_TRUE(contains(text, "GPU 1 has")) << text;
+  allocator_.free(allocate(6 * kMiB));
+}
+
+TEST_F(AllocatorDevices, ABlockWaitsForAStreamOfAnotherDevice) {
+  const StreamRef user{1, sim_->create_stream(1)};
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, user));
+  const SimHold hold = sim_->hold_stream(user);
+  allocator_.free(data);
+  std::byte* other = allocate(4096);
+  EXPECT_NE(other, data);
+  sim_->release_hold(hold);
+  allocator_.empty_cache();
+  allocator_.free(other);
+}
+
+TEST_F(AllocatorDevices, ACallbackMayFreeMemoryOfAnotherDevice) {
+  std::byte* there = allocate(4096, {1, nullptr});
+  allocator_.add_free_memory_callback([&] {
+    if (there != nullptr) allocator_.free(there);
+    there = nullptr;
+    return true;
+  });
+  allocator_.free(allocate(4096));
+  EXPECT_EQ(there, nullptr);
+}
+
+}  // namespace
+}  // namespace limbo::testing

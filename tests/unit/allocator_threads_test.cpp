@@ -1,0 +1,234 @@
+// Many threads: caches swept from outside, threads that end, wrong frees at once, misses at once.
+#include <atomic>
+#include <barrier>
+#include <thread>
+
+#include "tests/support/eventually.h"
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+class AllocatorThreads : public AllocatorTest {
+ protected:
+  AllocatorThreads() : AllocatorTest(1, 64) {}
+
+  static void run(int count, const std::function<void(int)>& work) {
+    std::vector<std::thread> threads;
+    for (int index = 0; index < count; ++index) threads.emplace_back(work, index);
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+TEST_F(AllocatorThreads, OfConcurrentDoubleFreesExactlyOneIsAccepted) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 2'000;
+  std::byte* data = nullptr;
+  std::atomic<int> accepted{0};
+  std::atomic<int> refused{0};
+  std::barrier start(kThreads);
+  run(kThreads, [&](int index) {
+    for (int round = 0; round < kRounds; ++round) {
+      if (index == 0) data = allocate(4096);
+      start.arrive_and_wait();
+      try {
+        allocator_.free(data);
+        ++accepted;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kDoubleFree);
+        ++refused;
+      }
+      start.arrive_and_wait();
+    }
+  });
+  EXPECT_EQ(accepted, kRounds);
+  EXPECT_EQ(refused, kRounds * (kThreads - 1));
+}
+
+TEST_F(AllocatorThreads, AnIdleThreadsCacheIsEmptiedFromOutside) {
+  std::barrier step(2);
+  std::thread idle([&] {
+    std::vector<std::byte*> blocks;
+    for (int count = 0; count < 100; ++count) blocks.push_back(allocate(4096));
+    for (std::byte* data : blocks) allocator_.free(data);
+    step.arrive_and_wait();  // the caches are full
+    step.arrive_and_wait();  // they have been emptied
+    allocator_.free(allocate(4096));
+  });
+  step.arrive_and_wait();
+  EXPECT_EQ(current(&DeviceStats::inactive_split), 101);
+  allocator_.empty_cache();
+  EXPECT_EQ(reserved(), 0);
+  step.arrive_and_wait();
+  idle.join();
+}
+
+TEST_F(AllocatorThreads, AThreadsEndGivesItsCacheBack) {
+  run(3, [&](int) {
+    std::vector<std::byte*> blocks;
+    for (int count = 0; count < 50; ++count) blocks.push_back(allocate(4096));
+    for (std::byte* data : blocks) allocator_.free(data);
+  });
+  std::size_t whole = 0;
+  for (const SegmentView& segment : allocator_.snapshot()) {
+    EXPECT_TRUE(segment.blocks.size() == 1 || segment.blocks.size() > 50U);
+    whole += segment.blocks.size() == 1 ? 1 : 0;
+  }
+  EXPECT_GE(whole, 1U);
+  EXPECT_EQ(allocator_.largest_free_block_bytes(0), 2 * kMiB);
+}
+
+// Thread-local objects of the program are destroyed before the cache is given back, some key
+// destructors run after it: both may free.
+TEST_F(AllocatorThreads, FreesAtAThreadsEndAreAccepted) {
+  struct AtExit {
+    Allocator* allocator = nullptr;
+    void* data = nullptr;
+    ~AtExit() {
+      if (allocator != nullptr) allocator->free(data);
+    }
+  };
+  allocator_.free(allocate(512));  // the allocator's own key comes first, so that ours runs later
+  pthread_key_t late = 0;
+  static Allocator* late_allocator = nullptr;
+  late_allocator = &allocator_;
+  ASSERT_EQ(pthread_key_create(&late,
+                               [](void* data) {
+                                 late_allocator->free(data);
+                                 late_allocator->free(late_allocator->allocate(4096, {0, nullptr}));
+                               }),
+            0);
+  std::thread([&] {
+    thread_local AtExit at_exit;
+    at_exit.allocator = &allocator_;
+    at_exit.data = allocate(4096);
+    pthread_setspecific(late, allocate(8192));
+  }).join();
+  EXPECT_EQ(allocated(), 0);
+  pthread_key_delete(late);
+}
+
+TEST_F(AllocatorThreads, BlocksWanderBetweenThreadsThroughTheDepot) {
+  // One thread allocates, the other frees: what it frees must come back without new segments.
+  constexpr int kBlocks = 20'000;
+  std::atomic<std::byte*> slot{nullptr};
+  std::thread consumer([&] {
+    for (int count = 0; count < kBlocks; ++count) {
+      std::byte* data = nullptr;
+      while ((data = slot.exchange(nullptr)) == nullptr) std::this_thread::yield();
+      allocator_.free(data);
+    }
+  });
+  for (int count = 0; count < kBlocks; ++count) {
+    std::byte* data = allocate(64 << 10);
+    while (slot.load() != nullptr) std::this_thread::yield();
+    slot = data;
+  }
+  consumer.join();
+  EXPECT_LE(allocator_.stats(0).reserved_bytes[kAllSizes].peak,
+            static_cast<std::int64_t>(20 * kMiB));
+}
+
+TEST_F(AllocatorThreads, HitsGoOnWhileAnotherThreadIsInTheDriver) {
+  std::byte* data = allocate(4096);
+  sim_->faults().add("allocate:1=hang");
+  std::thread slow([&] { allocator_.free(allocate(30 * kMiB)); });
+  ASSERT_TRUE(sim_->faults().wait_for_hanging(1, kPatience));
+  for (int count = 0; count < 100; ++count) {
+    allocator_.free(data);
+    EXPECT_EQ(allocate(4096), data);
+  }
+  std::byte* miss = allocate(1 << 20);  // served from the rest of the segment
+  allocator_.free(miss);
+  EXPECT_EQ(sim_->faults().hanging(), 1);
+  sim_->faults().release_hangs();
+  slow.join();
+  allocator_.free(data);
+}
+
+// One thread holds the only free segment while it is on its way back to the driver; the other finds
+// nothing, and must wait for the outcome instead of reporting out-of-memory.
+TEST_F(AllocatorThreads, AThreadWaitsForMemoryThatAnotherOneIsReturning) {
+  std::byte* data = allocate(60 * kMiB);
+  allocator_.free(data);
+  sim_->faults().add("free:1=hang");
+  std::thread returns([&] { allocator_.empty_cache(); });
+  ASSERT_TRUE(sim_->faults().wait_for_hanging(1, kPatience));
+  std::atomic<bool> done{false};
+  std::thread needs([&] {
+    std::byte* mine = allocate(50 * kMiB);
+    done = true;
+    allocator_.free(mine);
+  });
+  EXPECT_TRUE(eventually([&] { return allocator_.stats(0).num_alloc_retries == 1; }));
+  EXPECT_FALSE(done);
+  sim_->faults().release_hangs();
+  returns.join();
+  needs.join();
+  EXPECT_EQ(allocator_.stats(0).num_ooms, 0);
+}
+
+// Two threads want the same room; there is enough for both in turn. Nobody may fail.
+TEST_F(AllocatorThreads, MissesAtOnceDoNotFailSpuriously) {
+  std::atomic<int> failures{0};
+  run(4, [&](int index) {
+    std::uint32_t random = 77 + static_cast<std::uint32_t>(index);
+    for (int round = 0; round < 60; ++round) {
+      random = random * 1664525 + 1013904223;
+      // At most 12 MiB each, always of another size: at most 48 of 64 MiB are ever needed.
+      const std::size_t size = 10 * kMiB + (random >> 12) % 2048 * 1024;
+      try {
+        allocator_.free(allocate(size));
+      } catch (const OutOfMemory& failure) {
+        ++failures;
+        ADD_FAILURE() << failure.what();
+      }
+    }
+  });
+  EXPECT_EQ(failures, 0);
+}
+
+TEST_F(AllocatorThreads, SeveralThreadsRunCallbacksAtOnce) {
+  std::barrier inside(2);
+  std::atomic<int> runs{0};
+  allocator_.add_free_memory_callback([&] {
+    if (runs++ < 2) inside.arrive_and_wait();  // hangs if one of them had to wait outside
+    return false;
+  });
+  run(2, [&](int) { allocator_.free(allocate(4096)); });
+  EXPECT_GE(runs, 2);
+}
+
+TEST_F(AllocatorThreads, StatisticsAreExactInTheMiddleOfEverything) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int index = 0; index < 3; ++index) {
+    threads.emplace_back([&, index] {
+      const std::size_t size = 512U << index;
+      while (!stop) {
+        std::byte* first = allocate(size);
+        std::byte* second = allocate(3 * kMiB);
+        allocator_.free(first);
+        allocator_.free(second);
+      }
+    });
+  }
+  for (int count = 0; count < 300; ++count) {
+    allocator_.check_invariants();
+    if (count % 10 == 0) allocator_.empty_cache();
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(AllocatorThreads, AnAllocatorsEndLeavesNothingInThreadsThatGoOn) {
+  for (int count = 0; count < 3; ++count) {
+    Allocator other(*sim_);
+    other.free(other.allocate(4096, home_));
+    allocator_.free(allocate(4096));
+  }
+  EXPECT_EQ(sim_->balance().allocated, 1U);
+}
+
+}  // namespace
+}  // namespace limbo::testing

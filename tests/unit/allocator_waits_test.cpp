@@ -1,0 +1,160 @@
+// record_stream: events at the free, asked on misses, waited for before memory goes back.
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+class AllocatorWaits : public AllocatorTest {
+ protected:
+  const StreamRef user_ = stream();
+};
+
+TEST_F(AllocatorWaits, AFreedBlockWaitsForTheStreamThatUsedIt) {
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data + 17, user_));
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 0U);
+  const SimHold hold = sim_->hold_stream(user_);
+  allocator_.free(data);
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 1U);
+  EXPECT_EQ(allocated(), 0);
+  EXPECT_EQ(active(), 4096);
+  EXPECT_ERROR(allocator_.free(data), kDoubleFree);
+  std::byte* other = allocate(4096);
+  EXPECT_NE(other, data);
+  sim_->release_hold(hold);
+  sim_->wait_until_idle();
+  EXPECT_EQ(allocate(4096), data);  // the miss asked the event
+  allocator_.free(data);
+  allocator_.free(other);
+}
+
+TEST_F(AllocatorWaits, WaitsForEveryStream) {
+  const StreamRef second = stream();
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, user_));
+  EXPECT_TRUE(allocator_.record_stream(data, second));
+  EXPECT_TRUE(allocator_.record_stream(data, second));  // once is enough
+  const SimHold hold = sim_->hold_stream(second);
+  allocator_.free(data);
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 2U);
+  sim_->synchronize_stream(user_);
+  std::byte* other = allocate(4096);
+  EXPECT_NE(other, data);
+  EXPECT_EQ(active(), 2 * 4096);
+  sim_->release_hold(hold);
+  allocator_.empty_cache();
+  EXPECT_EQ(active(), 4096);
+  allocator_.free(other);
+}
+
+TEST_F(AllocatorWaits, TheHomeStreamNeedsNoEvent) {
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, home_));
+  allocator_.free(data);
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 0U);
+  EXPECT_EQ(active(), 0);
+}
+
+TEST_F(AllocatorWaits, OtherPointersAreSaidToBeNone) {
+  int on_the_stack = 0;
+  EXPECT_FALSE(allocator_.record_stream(&on_the_stack, user_));
+  EXPECT_FALSE(allocator_.record_stream(nullptr, user_));
+  std::byte* data = allocate(4096);
+  allocator_.free(data);
+  EXPECT_FALSE(allocator_.record_stream(data, user_));
+  EXPECT_ERROR(static_cast<void>(allocator_.record_stream(data, {5, nullptr})), kBadArgument);
+}
+
+TEST_F(AllocatorWaits, EmptyCacheWaits) {
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, user_));
+  sim_->enqueue_kernel(user_, milliseconds(50), nullptr, 0, 0);
+  allocator_.free(data);
+  allocator_.empty_cache();
+  EXPECT_EQ(reserved(), 0);
+  EXPECT_EQ(allocator_.stats(0).num_sync_all_streams, 1);
+}
+
+TEST_F(AllocatorWaits, EventsAreUsedAgain) {
+  for (int count = 0; count < 50; ++count) {
+    std::byte* data = allocate(4096);
+    EXPECT_TRUE(allocator_.record_stream(data, user_));
+    allocator_.free(data);
+    sim_->wait_until_idle();
+  }
+  EXPECT_LE(sim_->calls(CallKind::kCreateEvent), 2U);
+}
+
+TEST_F(AllocatorWaits, ACapturingStreamIsAskedLater) {
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, user_));
+  sim_->begin_capture(user_, SimCaptureMode::kGlobal);
+  allocator_.free(data);
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 0U);
+  std::byte* other = allocate(4096);
+  EXPECT_NE(other, data);
+  allocator_.empty_cache();  // does not wait for the capture
+  EXPECT_EQ(active(), 2 * 4096);
+  const std::unique_ptr<SimGraph> graph = sim_->end_capture(user_);  // still valid
+  EXPECT_NE(graph, nullptr);
+  allocator_.empty_cache();
+  EXPECT_EQ(active(), 4096);
+  allocator_.free(other);
+}
+
+TEST_F(AllocatorWaits, AnEventThatTheDriverRefusesIsTriedAgain) {
+  for (const char* plan : {"create_event:1=fail", "record_event:1=fail"}) {
+    std::byte* data = allocate(3 * kMiB);
+    EXPECT_TRUE(allocator_.record_stream(data, user_));
+    sim_->faults().add(plan);
+    allocator_.free(data);  // accepted
+    EXPECT_EQ(allocated(), 0) << plan;
+    EXPECT_EQ(active(), static_cast<std::int64_t>(3 * kMiB)) << plan;
+    allocator_.check_invariants();
+    allocator_.empty_cache();
+    EXPECT_EQ(active(), 0) << plan;
+    sim_->faults().clear();
+  }
+}
+
+TEST_F(AllocatorWaits, AFailingQueryIsReportedAndLosesNothing) {
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, user_));
+  allocator_.free(data);
+  sim_->faults().add("query_event:1=fail");
+  EXPECT_ERROR(allocator_.empty_cache(), kDeviceError);
+  allocator_.check_invariants();
+  EXPECT_EQ(active(), 4096);
+  allocator_.empty_cache();
+  EXPECT_EQ(active(), 0);
+}
+
+TEST_F(AllocatorWaits, WithTheDriverGoneFreesAreStillAccepted) {
+  Allocator ending(*sim_);
+  void* plain = ending.allocate(4096, home_);
+  void* used = ending.allocate(4096, home_);
+  EXPECT_TRUE(ending.record_stream(used, user_));
+  const BlockView pinned = ending.pin(plain);
+  sim_->reset_calls();
+  ending.driver_gone();
+  ending.free(used);
+  ending.free(plain);
+  EXPECT_EQ(drain_let_go(ending), 1);
+  ending.unpin(pinned.block);
+  ending.empty_cache();
+  EXPECT_EQ(ending.allocate(0, home_), nullptr);
+  void* cached = ending.allocate(4096, home_);  // free memory is still handed out
+  EXPECT_EQ(cached, plain);
+  ending.free(cached);
+  EXPECT_ERROR(static_cast<void>(ending.allocate(64 * kMiB, home_)), kDeviceError);
+  for (const CallKind kind : {CallKind::kAllocate, CallKind::kFree, CallKind::kCreateEvent,
+                              CallKind::kRecordEvent, CallKind::kQueryEvent}) {
+    EXPECT_EQ(sim_->calls(kind), 0U) << call_kind_name(kind);
+  }
+  ending.check_invariants();
+  // What the "gone" driver still has is given back by the simulated device's own end.
+  for (const SegmentView& segment : ending.snapshot()) sim_->free(0, segment.base);
+}
+
+}  // namespace
+}  // namespace limbo::testing
