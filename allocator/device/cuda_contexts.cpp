@@ -37,7 +37,7 @@ int CudaContexts::count() {
 CudaContexts::Entry& CudaContexts::entry(int device) {
   initialise();
   if (device < 0 || device >= count_) {
-    throw Error(ErrorCode::kBadArgument, "There is no CUDA device " + std::to_string(device) + ".",
+    throw Error(ErrorCode::kDeviceError, "There is no CUDA device " + std::to_string(device) + ".",
                 count_ == 0 ? std::string("No GPU is visible to this process.")
                             : "The devices are 0 to " + std::to_string(count_ - 1) + ".");
   }

@@ -24,7 +24,7 @@ class CudaContexts {
   // Initialises the driver. Throws kDeviceError when it refuses; no visible GPU is no error.
   [[nodiscard]] int count();
 
-  // Throws kBadArgument for a device that does not exist.
+  // Throws kDeviceError for a device that does not exist.
   [[nodiscard]] CUdevice handle(int device);
   [[nodiscard]] CUcontext context(int device);
 

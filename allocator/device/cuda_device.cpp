@@ -142,7 +142,7 @@ bool CudaDevice::has_stream_memory_operations(int device) {
 void* CudaDevice::try_allocate(int device, std::size_t size_bytes) {
   const CudaCallScope scope(contexts_, device);
   if (size_bytes == 0) {
-    throw Error(ErrorCode::kBadArgument, "0 bytes of device memory were asked for.",
+    throw Error(ErrorCode::kDeviceError, "0 bytes of device memory were asked for.",
                 "Ask for at least 1.");
   }
   CUdeviceptr base = 0;
@@ -275,7 +275,7 @@ void CudaDevice::wait_event(StreamRef stream, EventHandle event) {
 void CudaDevice::write_words(StreamRef stream, std::span<const WordWrite> writes) {
   const CUstream named = named_stream(stream);
   if (writes.size() > kMaxBatchOperations) {
-    throw Error(ErrorCode::kBadArgument,
+    throw Error(ErrorCode::kDeviceError,
                 std::to_string(writes.size()) + " words were to be written in one batch.",
                 "At most " + std::to_string(kMaxBatchOperations) + " fit.");
   }

@@ -40,7 +40,7 @@ CUresult CudaHostMemory::try_register(const HostMemory& memory, int device) {
 
 void CudaHostMemory::add(const HostMemory& memory) {
   if (memory.data == nullptr || memory.size_bytes == 0) {
-    throw Error(ErrorCode::kBadArgument, "Host memory of no size cannot be registered.");
+    throw Error(ErrorCode::kDeviceError, "Host memory of no size cannot be registered.");
   }
   Registration registration;
   registration.begin = reinterpret_cast<std::uintptr_t>(memory.data);
@@ -69,7 +69,7 @@ void CudaHostMemory::remove(void* data) {
     const std::unique_lock lock(mutex_);
     const auto found = registrations_.find(reinterpret_cast<std::uintptr_t>(data));
     if (found == registrations_.end()) {
-      throw Error(ErrorCode::kBadArgument,
+      throw Error(ErrorCode::kDeviceError,
                   "No host memory is registered at " + spelled(data) + ".");
     }
     device = found->second.device;
@@ -94,11 +94,11 @@ CUdeviceptr CudaHostMemory::device_address(int device, const std::uint64_t* word
     }
   }
   if (registration == nullptr || address % sizeof(std::uint64_t) != 0) {
-    throw Error(ErrorCode::kBadArgument,
+    throw Error(ErrorCode::kDeviceError,
                 "The word at " + spelled(word) + " is not in registered host memory.");
   }
   if (write && !registration->writable) {
-    throw Error(ErrorCode::kBadArgument,
+    throw Error(ErrorCode::kDeviceError,
                 "The word at " + spelled(word) + " was registered to be waited on only.");
   }
   std::atomic<CUdeviceptr>& begin = registration->device_begin[static_cast<std::size_t>(device)];

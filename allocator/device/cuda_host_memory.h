@@ -23,7 +23,7 @@ class CudaHostMemory {
   void add(const HostMemory& memory);
   void remove(void* data);
 
-  // Where `device` sees the word. Its call scope must be open. Throws kBadArgument for a word that
+  // Where `device` sees the word. Its call scope must be open. Throws kDeviceError for a word that
   // is not registered, or not registered writable where `write` asks for that.
   [[nodiscard]] CUdeviceptr device_address(int device, const std::uint64_t* word, bool write);
 

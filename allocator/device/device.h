@@ -12,7 +12,9 @@
 //   the caller says why that cannot deadlock or stall others.
 // - Calls are made in relaxed capture mode: they never invalidate somebody's graph capture.
 // - A failing driver call throws Error(kDeviceError) with the call's name and the driver's words,
-//   leaves no half-made state, and leaves no error behind for the program's next driver call.
+//   leaves no half-made state, and leaves no error behind for the program's next driver call. So
+//   does an argument that a driver refuses: no such device, 0 bytes, a batch that is too long, a
+//   word that is not registered.
 // - After fork, a child must not call in (the layers above check that).
 #pragma once
 
@@ -26,7 +28,9 @@
 
 namespace limbo {
 
-// A stream as the driver names it (`CUstream`, `cudaStream_t`); null is the default stream.
+// A stream as the driver names it (`CUstream`, `cudaStream_t`); null is the default stream, and so
+// is 1 (cudaStreamLegacy). 2 (cudaStreamPerThread) means another stream in every thread: it is
+// refused with Error(kBadArgument) wherever a stream is named.
 using StreamHandle = void*;
 
 struct StreamRef {

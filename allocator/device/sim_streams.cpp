@@ -13,6 +13,9 @@ namespace {
 // Handles look like the driver's: aligned, not null, and none of the runtime's special ones (1, 2).
 constexpr std::uintptr_t kFirstHandle = 0x5111'0000;
 constexpr std::uintptr_t kHandleStep = 64;
+// The names that CUDA gives to the default stream and to each thread's own.
+constexpr std::uintptr_t kLegacyHandle = 1;
+constexpr std::uintptr_t kPerThreadHandle = 2;
 // How long a waiter sleeps before it looks whether the companion still lives.
 constexpr std::chrono::milliseconds kLookInterval{50};
 
@@ -33,8 +36,14 @@ Streams::Streams(Link& link, int devices) : link_(link) {
 }
 
 std::uint32_t Streams::find(const char* call, StreamRef stream) const {
-  if (stream.handle == nullptr) return static_cast<std::uint32_t>(stream.device);
   const auto value = reinterpret_cast<std::uintptr_t>(stream.handle);
+  if (value <= kLegacyHandle) return static_cast<std::uint32_t>(stream.device);
+  if (value == kPerThreadHandle) {
+    throw Error(ErrorCode::kBadArgument,
+                std::string(call) + ": cudaStreamPerThread was named as a stream.",
+                "Its meaning changes with the thread: use a stream of your own, or the default "
+                "one.");
+  }
   const std::uintptr_t slot = (value - kFirstHandle) / kHandleStep;
   if (value < kFirstHandle || (value - kFirstHandle) % kHandleStep != 0 || slot < kMaxDevices ||
       slot >= kMaxStreams || slots_[slot].id.load() == 0 ||
@@ -73,7 +82,7 @@ StreamHandle Streams::create(int device) {
 
 void Streams::destroy(StreamRef stream) {
   const std::uint32_t slot = find("destroy_stream", stream);
-  if (stream.handle == nullptr) fail("destroy_stream", "invalid resource handle (default stream)");
+  if (slot < kMaxDevices) fail("destroy_stream", "invalid resource handle (default stream)");
   const std::lock_guard lock(streams_mutex_);
   slots_[slot].id = 0;
   free_slots_.push_back(slot);
@@ -207,7 +216,7 @@ void Streams::with_idle_device(int device, const std::function<void()>& work) {
 
 void Streams::begin_capture(StreamRef stream, SimCaptureMode mode) {
   const std::uint32_t slot = find("begin_capture", stream);
-  if (stream.handle == nullptr) {
+  if (slot < kMaxDevices) {
     fail("begin_capture", "operation not permitted (the default stream cannot be captured)");
   }
   if (!captures_.begin(slot, mode)) fail("begin_capture", "illegal state (capturing already)");

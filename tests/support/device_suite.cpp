@@ -1,6 +1,7 @@
 #include "tests/support/device_suite.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <stdexcept>
 
@@ -8,7 +9,15 @@ namespace limbo::testing {
 namespace {
 
 std::unique_ptr<Device> make_device(const std::string& name) {
-  if (name == "simulated") return make_simulated_device();
+  if (name == "simulated") {
+    // A machine of two, unless the environment says otherwise; it is made at the first call.
+    const bool chosen = std::getenv("LIMBO_SIM_DEVICES") != nullptr;
+    if (!chosen) setenv("LIMBO_SIM_DEVICES", "2", 1);
+    std::unique_ptr<Device> device = make_simulated_device();
+    (void)device->device_count();
+    if (!chosen) unsetenv("LIMBO_SIM_DEVICES");
+    return device;
+  }
   if (name == "cuda") return make_cuda_device();
   throw std::invalid_argument("no device is named " + name);
 }

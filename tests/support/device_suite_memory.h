@@ -48,12 +48,12 @@ TEST_P(DeviceSuite, ReturnsNullWithoutRoom) {
 
 TEST_P(DeviceSuite, RefusesWhatDoesNotExist) {
   const int beyond = device().device_count();
-  EXPECT_EQ(error_of([&] { (void)device().try_allocate(0, 0); }), ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { (void)device().try_allocate(-1, 512); }), ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { (void)device().try_allocate(beyond, 512); }), ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { (void)device().memory_info(beyond); }), ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { (void)device().uuid(beyond); }), ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { (void)device().create_stream(beyond); }), ErrorCode::kBadArgument);
+  EXPECT_EQ(error_of([&] { (void)device().try_allocate(0, 0); }), ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { (void)device().try_allocate(-1, 512); }), ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { (void)device().try_allocate(beyond, 512); }), ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { (void)device().memory_info(beyond); }), ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { (void)device().uuid(beyond); }), ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { (void)device().create_stream(beyond); }), ErrorCode::kDeviceError);
 }
 
 TEST_P(DeviceSuite, CopiesAndFills) {

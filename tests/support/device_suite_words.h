@@ -52,7 +52,7 @@ TEST_P(DeviceSuite, ABatchHasALargestSize) {
   for (std::size_t i = 0; i < Device::kMaxBatchOperations + 1; ++i) {
     batch.push_back({words.word(i), i + 1});
   }
-  EXPECT_EQ(error_of([&] { device().write_words(stream, batch); }), ErrorCode::kBadArgument);
+  EXPECT_EQ(error_of([&] { device().write_words(stream, batch); }), ErrorCode::kDeviceError);
   device().synchronize_stream(stream);
   EXPECT_EQ(words.load(0), 0U);
   batch.pop_back();
@@ -66,14 +66,14 @@ TEST_P(DeviceSuite, WordsMustBeRegistered) {
   const StreamRef stream = new_stream();
   alignas(8) static std::uint64_t elsewhere[2] = {};
   const WordWrite write{&elsewhere[0], 1};
-  EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kBadArgument);
+  EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kDeviceError);
   EXPECT_EQ(error_of([&] { device().wait_word(stream, &elsewhere[0], 1); }),
-            ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { device().unregister_host_memory(elsewhere); }), ErrorCode::kBadArgument);
+            ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { device().unregister_host_memory(elsewhere); }), ErrorCode::kDeviceError);
   SharedWords words(device());
   const WordWrite beyond{words.word(512), 1};
-  EXPECT_EQ(error_of([&] { device().write_words(stream, {&beyond, 1}); }), ErrorCode::kBadArgument);
-  EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kBadArgument);
+  EXPECT_EQ(error_of([&] { device().write_words(stream, {&beyond, 1}); }), ErrorCode::kDeviceError);
+  EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kDeviceError);
   device().synchronize_stream(stream);
   EXPECT_EQ(elsewhere[0], 0U);
 }
@@ -165,7 +165,7 @@ TEST_P(DeviceSuite, AReadOnlyMappingCanBeWaitedOn) {
   device().register_host_memory({mapped, 4096, fd, false});
 
   const WordWrite write{readers, 1};
-  EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kBadArgument);
+  EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kDeviceError);
   const EventHandle event = device().create_event(0);
   device().wait_word(stream, readers, 3);
   device().record_event(stream, event);
