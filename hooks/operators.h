@@ -70,4 +70,8 @@ inline constexpr const char* kOperatorSchemas[] = {
     "sim_synchronize(int device=0) -> ()",
 };
 
+// Registers all of them, once. False when somebody else has registered the namespace "limbo":
+// another copy of this library.
+bool register_operators();
+
 }  // namespace limbo

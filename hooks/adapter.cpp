@@ -1,0 +1,242 @@
+#include "hooks/adapter.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include "hooks/current_stream.h"
+#include "hooks/error_text.h"
+#include "hooks/install.h"
+#include "hooks/out_of_memory.h"
+#include "hooks/process.h"
+#include "hooks/received_storage.h"
+
+namespace limbo {
+namespace {
+
+c10::Device cuda_device(int device) {
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)};
+}
+
+void report_to_profiler(void* data, std::int64_t change_bytes, int device) {
+  constexpr auto kAll = static_cast<std::size_t>(SizeKind::kAll);
+  const DeviceStats stats = allocator_in_use().stats(device);
+  c10::reportMemoryUsageToProfiler(
+      data, change_bytes, static_cast<std::size_t>(stats.allocated_bytes[kAll].current),
+      static_cast<std::size_t>(stats.reserved_bytes[kAll].current), cuda_device(device));
+}
+
+void trace_allocation(void* data) {
+  if (const auto* trace = c10::impl::GPUTrace::get_trace()) {
+    (*trace)->trace_gpu_memory_allocation(c10::kCUDA, std::bit_cast<std::uintptr_t>(data));
+  }
+}
+
+void trace_deallocation(void* data) {
+  if (const auto* trace = c10::impl::GPUTrace::get_trace()) {
+    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, std::bit_cast<std::uintptr_t>(data));
+  }
+}
+
+}  // namespace
+
+Adapter& adapter() {
+  static auto* made = new Adapter;
+  return *made;
+}
+
+std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> shared_adapter() {
+  return {&adapter(), [](auto*) {}};
+}
+
+// ---- taking and giving --------------------------------------------------------------------------
+
+bool Adapter::caching() const noexcept {
+  static const bool forbidden = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+  return !forbidden && enabled_.load(std::memory_order_relaxed);
+}
+
+void* Adapter::take(std::size_t size_bytes, StreamRef stream) {
+  if (size_bytes == 0) return nullptr;
+  return for_torch([&] {
+    if (size_bytes >= kMostRequestBytes) throw_request_too_large();
+    if (!installation_complete()) complete_installation();
+    if (!caching()) {
+      void* data = uncached_.allocate(size_bytes, stream.device);
+      trace_allocation(data);
+      return data;
+    }
+    auto& allocator = allocator_in_use();
+    void* data = allocator.allocate(size_bytes, stream);
+    trace_allocation(data);
+    if (c10::memoryProfilingEnabled()) {
+      if (const auto block = allocator.find(data)) {
+        report_to_profiler(data, static_cast<std::int64_t>(block->size_bytes), stream.device);
+      }
+    }
+    return data;
+  });
+}
+
+void Adapter::give(void* data) {
+  if (data == nullptr || in_forked_child()) return;
+  for_torch([&] {
+    trace_deallocation(data);
+    if (uncached_.any() && uncached_.free(data)) return;
+    auto& allocator = allocator_in_use();
+    if (!c10::memoryProfilingEnabled()) {
+      allocator.free(data);
+      return;
+    }
+    const auto block = allocator.find(data);
+    allocator.free(data);
+    if (block) {
+      report_to_profiler(data, -static_cast<std::int64_t>(block->size_bytes), block->stream.device);
+    }
+  });
+}
+
+void Adapter::delete_block(void* data) noexcept {
+  try {
+    adapter().give(data);
+  } catch (...) {
+    // A destructor is running: there is nobody to throw to.
+    std::fprintf(stderr, "limbo: freeing %p failed: %s\n", data,
+                 current_exception_report().text.c_str());
+  }
+}
+
+c10::DataPtr Adapter::allocate(std::size_t size_bytes) {
+  const int device = for_torch(current_device);
+  void* data = take(size_bytes, current_stream(device));
+  return {data, data, &delete_block, cuda_device(device)};
+}
+
+c10::DeleterFnPtr Adapter::raw_deleter() const {
+  return &delete_block;
+}
+
+void* Adapter::raw_alloc(std::size_t size_bytes) {
+  if (size_bytes == 0) return nullptr;
+  return take(size_bytes, current_stream(current_device()));
+}
+
+void* Adapter::raw_alloc_with_stream(std::size_t size_bytes, cudaStream_t stream) {
+  if (size_bytes == 0) return nullptr;
+  return take(size_bytes, {current_device(), stream});
+}
+
+void Adapter::raw_delete(void* data) {
+  give(data);
+}
+
+// ---- streams ------------------------------------------------------------------------------------
+
+bool Adapter::record_use(const c10::DataPtr& data, StreamRef stream) {
+  if (data.get() == nullptr || in_forked_child()) return false;
+  return for_torch([&] {
+    if (record_received(data, stream)) return true;
+    return in_use() && allocator_in_use().record_stream(data.get(), stream);
+  });
+}
+
+void Adapter::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  record_use(data, to_stream_ref(stream.unwrap()));
+}
+
+void Adapter::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  record_use(data, to_stream_ref(stream));
+}
+
+// ---- the rest of memory -------------------------------------------------------------------------
+
+void Adapter::init(int device_count) {
+  initialized_.store(true);
+  complete_installation();
+  using c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
+  const double fraction = CUDAAllocatorConfig::per_process_memory_fraction();
+  if (fraction >= 1.0) return;
+  for (int device = 0; device < device_count; ++device) set_fraction(fraction, device);
+}
+
+bool Adapter::initialized() {
+  return initialized_.load() && !hidden_.load();
+}
+
+void Adapter::enable(bool value) {
+  enabled_.store(value, std::memory_order_relaxed);
+}
+
+bool Adapter::isEnabled() const {
+  return enabled_.load(std::memory_order_relaxed);
+}
+
+void Adapter::emptyCache(c10::MempoolId_t pool) {
+  // There are no private pools yet, so there is nothing to empty in one.
+  if (pool != c10::MempoolId_t{0, 0} || !in_use()) return;
+  for_torch([] { allocator_in_use().empty_cache(); });
+}
+
+void* Adapter::getBaseAllocation(void* data, std::size_t* size_bytes) {
+  const auto block = for_torch([&] { return allocator_in_use().find(data); });
+  TORCH_CHECK(block.has_value(), "invalid device pointer: ", data);
+  if (size_bytes != nullptr) *size_bytes = block->piece_size_bytes;
+  return block->piece_base;
+}
+
+c10::cuda::CUDACachingAllocator::ShareableHandle Adapter::shareIpcHandle(void* data) {
+  const auto block = for_torch([&] { return allocator_in_use().find(data); });
+  TORCH_CHECK(block.has_value(), "invalid device pointer: ", data);
+  return for_torch([&] { return make_stock_handle(allocator_in_use().device(), *block, data); });
+}
+
+std::shared_ptr<void> Adapter::getIpcDevPtr(std::string handle) {
+  return for_torch(
+      [&] { return mappings_.open(allocator_in_use().device(), handle, current_device()); });
+}
+
+void Adapter::copy_data(void* to, const void* from, std::size_t size_bytes) const {
+  if (simulated()) {
+    for_torch([&] {
+      Device& device = allocator_in_use().device();
+      const StreamRef stream = current_stream(current_device());
+      device.copy(stream, to, from, size_bytes);
+      device.synchronize_stream(stream);
+    });
+    return;
+  }
+  C10_CUDA_CHECK(cudaMemcpy(to, from, size_bytes, cudaMemcpyDeviceToDevice));
+}
+
+void Adapter::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex device_to_access) {
+  if (simulated()) return;  // every simulated GPU reaches the others
+  const c10::cuda::CUDAGuard guard(device);
+  const cudaError_t result = cudaDeviceEnablePeerAccess(device_to_access, 0);
+  if (result == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();  // as wanted; do not leave it for the next call to find
+  } else {
+    C10_CUDA_CHECK(result);
+  }
+}
+
+cudaError_t Adapter::memcpyAsync(void* to, int to_device, const void* from, int from_device,
+                                 std::size_t size_bytes, cudaStream_t stream,
+                                 bool /*p2p_enabled*/) {
+  if (simulated()) {
+    for_torch([&] { allocator_in_use().device().copy({to_device, stream}, to, from, size_bytes); });
+    return cudaSuccess;
+  }
+  (void)from_device;
+  // Segments come from cudaMalloc: the runtime finds the way between devices by itself.
+  return cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+}  // namespace limbo

@@ -1,0 +1,69 @@
+// What the interface has and this version has not: history, private pools (CUDA graphs, MemPool),
+// checkpoints. README.md lists it; every entry raises the same clear error.
+#include "hooks/adapter.h"
+#include "hooks/error_text.h"
+
+namespace limbo {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+
+void Adapter::recordHistory(bool enabled, torch_cuda::CreateContextFn /*context_recorder*/,
+                            std::size_t /*max_entries*/, torch_cuda::RecordContext when,
+                            bool /*clear_history*/,
+                            const std::vector<std::string>& /*skip_actions*/) {
+  // Switching it off is what is the case anyway.
+  if (!enabled || when == torch_cuda::RecordContext::NEVER) return;
+  throw_not_available_yet("Recording the memory history (recordHistory)");
+}
+
+void Adapter::attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker /*tracker*/) {
+  throw_not_available_yet("Tracking segments (attachAllocatorTraceTracker)");
+}
+
+void Adapter::beginAllocateToPool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/,
+                                  std::function<bool(cudaStream_t)> /*filter*/) {
+  throw_not_available_yet("Allocating to a private pool, as CUDA graphs do (beginAllocateToPool)");
+}
+
+void Adapter::endAllocateToPool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) {
+  throw_not_available_yet("Allocating to a private pool (endAllocateToPool)");
+}
+
+void Adapter::releasePool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) {
+  throw_not_available_yet("Releasing a private pool (releasePool)");
+}
+
+int Adapter::getPoolUseCount(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) {
+  throw_not_available_yet("Counting the users of a private pool (getPoolUseCount)");
+}
+
+void Adapter::createOrIncrefPool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/,
+                                 std::shared_ptr<torch_cuda::CUDAAllocator> /*allocator*/) {
+  throw_not_available_yet("Making a private pool, as torch.cuda.MemPool does (createOrIncrefPool)");
+}
+
+void Adapter::setUseOnOOM(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/,
+                          bool /*use_on_oom*/) {
+  throw_not_available_yet("Falling back to a private pool (setUseOnOOM)");
+}
+
+void Adapter::setNoSplit(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) {
+  throw_not_available_yet("A private pool that does not split (setNoSplit)");
+}
+
+bool Adapter::checkPoolLiveAllocations(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/,
+                                       const std::unordered_set<void*>& /*expected*/) {
+  throw_not_available_yet("Checking a private pool (checkPoolLiveAllocations)");
+}
+
+std::shared_ptr<torch_cuda::AllocatorState> Adapter::getCheckpointState(c10::DeviceIndex /*device*/,
+                                                                        c10::MempoolId_t /*pool*/) {
+  throw_not_available_yet("Taking a checkpoint of a private pool (getCheckpointState)");
+}
+
+torch_cuda::CheckpointDelta Adapter::setCheckpointPoolState(
+    c10::DeviceIndex /*device*/, std::shared_ptr<torch_cuda::AllocatorState> /*state*/) {
+  throw_not_available_yet("Going back to a checkpoint (setCheckpointPoolState)");
+}
+
+}  // namespace limbo

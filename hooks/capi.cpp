@@ -1,0 +1,165 @@
+#include "hooks/capi.h"
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "allocator/error.h"
+#include "allocator/options.h"
+#include "hooks/error_text.h"
+#include "hooks/install.h"
+#include "hooks/numbers_json.h"
+#include "hooks/preconditions.h"
+#include "hooks/process.h"
+#include "hooks/version.h"
+
+namespace {
+
+struct LastError {
+  int code = 0;
+  std::string text;
+};
+
+LastError& last_error() {
+  static thread_local LastError error;
+  return error;
+}
+
+int remember_failure() noexcept {
+  limbo::ErrorReport report = limbo::current_exception_report();
+  last_error() = {static_cast<int>(report.code), std::move(report.text)};
+  return last_error().code;
+}
+
+template <typename Call>
+int code_of(Call&& call) noexcept {
+  try {
+    std::forward<Call>(call)();
+    return 0;
+  } catch (...) {
+    return remember_failure();
+  }
+}
+
+// `kept` is the calling thread's buffer of the one function that asks.
+template <typename Make>
+const char* text_of(std::string& kept, Make&& make) noexcept {
+  try {
+    kept = std::forward<Make>(make)();
+    return kept.c_str();
+  } catch (...) {
+    remember_failure();
+    return nullptr;
+  }
+}
+
+std::string hexadecimal(const limbo::Incarnation& incarnation) {
+  char text[33];
+  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, incarnation.high, incarnation.low);
+  return text;
+}
+
+}  // namespace
+
+extern "C" {
+
+int limbo_last_error_code(void) {
+  return last_error().code;
+}
+
+const char* limbo_last_error(void) {
+  return last_error().text.c_str();
+}
+
+const char* limbo_error_name(int code) {
+  // Every name is a literal, and so ends with a zero.
+  return limbo::error_code_name(static_cast<limbo::ErrorCode>(code)).data();
+}
+
+const char* limbo_version(void) {
+  return limbo::kVersion.data();
+}
+
+const char* limbo_torch_built_for(void) {
+  static thread_local std::string kept;
+  return text_of(kept, limbo::torch_built_for);
+}
+
+const char* limbo_torch_running_under(void) {
+  static thread_local std::string kept;
+  return text_of(kept, limbo::torch_running_under);
+}
+
+int limbo_torch_usable(void) {
+  return code_of(limbo::require_usable);
+}
+
+int limbo_torch_install(void) {
+  return code_of(limbo::install);
+}
+
+int limbo_torch_installed(void) {
+  return limbo::installed() ? 1 : 0;
+}
+
+int limbo_torch_make_allocator(void) {
+  return code_of(limbo::begin_making_allocator);
+}
+
+int limbo_torch_restore_allocator(void) {
+  return code_of(limbo::end_making_allocator);
+}
+
+int limbo_set_option(const char* name, int64_t value) {
+  return code_of([&] {
+    if (name == nullptr) {
+      throw limbo::Error(limbo::ErrorCode::kBadArgument, "No option was named.");
+    }
+    limbo::set_option(name, value);
+  });
+}
+
+const char* limbo_options_json(void) {
+  static thread_local std::string kept;
+  return text_of(kept, limbo::options_json);
+}
+
+const char* limbo_device_name(void) {
+  static thread_local std::string kept;
+  return text_of(kept, [] { return std::string(limbo::allocator_in_use().device().name()); });
+}
+
+const char* limbo_incarnation(void) {
+  static thread_local std::string kept;
+  return text_of(kept, [] { return hexadecimal(limbo::sharing_in_use().incarnation()); });
+}
+
+const char* limbo_holders_json(void) {
+  static thread_local std::string kept;
+  return text_of(kept, limbo::holders_json);
+}
+
+const char* limbo_stats_json(void) {
+  static thread_local std::string kept;
+  return text_of(kept, limbo::stats_json);
+}
+
+int limbo_drain(int64_t at_most_ms, int* drained) {
+  return code_of([&] {
+    if (at_most_ms < 0) {
+      throw limbo::Error(
+          limbo::ErrorCode::kBadArgument,
+          "at_most_ms is " + std::to_string(at_most_ms) + "; it cannot be negative.");
+    }
+    bool reached = true;
+    if (limbo::in_use() && !limbo::in_forked_child()) {
+      reached = limbo::sharing_in_use().drain(std::chrono::milliseconds(at_most_ms));
+    }
+    if (drained != nullptr) *drained = reached ? 1 : 0;
+  });
+}
+
+}  // extern "C"

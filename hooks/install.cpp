@@ -1,0 +1,132 @@
+#include "hooks/install.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "allocator/error.h"
+#include "hooks/adapter.h"
+#include "hooks/callbacks.h"
+#include "hooks/preconditions.h"
+
+namespace limbo {
+namespace {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+using Pluggable = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
+
+// torch's own allocator registers itself with 1; equal or higher replaces.
+constexpr std::uint8_t kAllocatorPriority = 2;
+
+std::atomic<bool> complete{false};
+
+// Guards the change of torch's pointer, and `previous`. What is called under it: torch's own
+// functions for that change, which call nothing back. Recursive calls do not occur.
+std::mutex& change_mutex() {
+  static auto* made = new std::mutex;
+  return *made;
+}
+torch_cuda::CUDAAllocator* previous = nullptr;
+// The adapter stands in torch's place only to be handed to Python.
+std::atomic<bool> making{false};
+
+torch_cuda::CUDAAllocator* current() {
+  return torch_cuda::allocator.load();
+}
+
+// Puts the adapter in, also as the object that Python gets. torch refuses where the allocator in
+// place is initialised; by then that is the adapter itself, which says no for the moment.
+void put_in_and_tell_python() {
+  adapter().hide_initialization(true);
+  torch_cuda::allocator.store(&adapter());
+  try {
+    torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(shared_adapter());
+  } catch (...) {
+    adapter().hide_initialization(false);
+    throw;
+  }
+  adapter().hide_initialization(false);
+}
+
+void take_over_initialization(bool initialized) {
+  if (initialized) adapter().init(c10::cuda::device_count());
+}
+
+}  // namespace
+
+bool installed() noexcept {
+  return !making.load() && current() == &adapter();
+}
+
+bool installation_complete() noexcept {
+  return complete.load(std::memory_order_relaxed);
+}
+
+void complete_installation() {
+  if (installation_complete() || !installed()) return;
+  static std::mutex mutex;  // guards the steps below, which call nothing back
+  {
+    const std::lock_guard lock(mutex);
+    if (installation_complete()) return;
+    // So that torch.accelerator and c10::GetAllocator agree with torch.cuda.
+    c10::SetAllocator(c10::DeviceType::CUDA, &adapter(), kAllocatorPriority);
+    register_collector();
+    complete.store(true, std::memory_order_relaxed);
+  }
+  warn_about_settings();
+}
+
+void install() {
+  require_usable();
+  require_settings_allow();
+  {
+    const std::lock_guard lock(change_mutex());
+    if (!installed()) {
+      torch_cuda::CUDAAllocator* before = current();
+      require_unused(*before);
+      const bool was_initialized = before->initialized();
+      put_in_and_tell_python();
+      take_over_initialization(was_initialized);
+    }
+  }
+  complete_installation();
+}
+
+void replace_pluggable_wrapper() {
+  require_usable();
+  require_settings_allow();
+  {
+    const std::lock_guard lock(change_mutex());
+    auto* wrapper = dynamic_cast<Pluggable*>(current());
+    if (wrapper == nullptr) return;
+    // torch keeps the wrapper: what it has handed out is freed through it.
+    torch_cuda::allocator.store(&adapter());
+    take_over_initialization(wrapper->initialized());
+  }
+  complete_installation();
+}
+
+void begin_making_allocator() {
+  require_usable();
+  require_settings_allow();
+  change_mutex().lock();
+  previous = current();
+  making.store(previous != &adapter());
+  try {
+    put_in_and_tell_python();
+  } catch (...) {
+    end_making_allocator();
+    throw;
+  }
+}
+
+void end_making_allocator() {
+  torch_cuda::allocator.store(previous);
+  making.store(false);
+  change_mutex().unlock();
+}
+
+}  // namespace limbo

@@ -1,0 +1,108 @@
+#include "hooks/numbers_json.h"
+
+#include "allocator/options.h"
+#include "hooks/json.h"
+#include "hooks/process.h"
+
+namespace limbo {
+namespace {
+
+void write_sharing(JsonWriter& json, const SharingStats& stats) {
+  json.begin_object();
+  json.field("exports_open", stats.exports_open);
+  json.field("in_flight", stats.in_flight);
+  json.field("held_claims", stats.held_claims);
+  json.field("sends", stats.sends);
+  json.field("closed", stats.closed);
+  json.field("expired", stats.expired);
+  json.field("withdrawn", stats.withdrawn);
+  json.field("leases_connected", stats.leases_connected);
+  json.field("leases_quarantined", stats.leases_quarantined);
+  json.field("leases_swept", stats.leases_swept);
+  json.field("claims_swept", stats.claims_swept);
+  json.field("receives", stats.receives);
+  json.field("releases", stats.releases);
+  json.field("releases_pending", stats.releases_pending);
+  json.field("double_releases", stats.double_releases);
+  json.field("pieces_mapped", stats.pieces_mapped);
+  json.field("opens", stats.opens);
+  json.field("closes", stats.closes);
+  json.end_object();
+}
+
+void write_device(JsonWriter& json, int device, const DeviceStats& stats) {
+  constexpr auto kAll = static_cast<std::size_t>(SizeKind::kAll);
+  json.begin_object();
+  json.field("device", device);
+  json.field("limbo_blocks", stats.limbo_blocks);
+  json.field("limbo_bytes", stats.limbo_bytes);
+  json.field("held_for_readers_bytes", stats.held_for_readers_bytes);
+  json.field("allocated_bytes", stats.allocated_bytes[kAll].current);
+  json.field("active_bytes", stats.active_bytes[kAll].current);
+  json.field("reserved_bytes", stats.reserved_bytes[kAll].current);
+  json.end_object();
+}
+
+}  // namespace
+
+std::string holders_json() {
+  JsonWriter json;
+  json.begin_array();
+  if (in_use()) {
+    for (const Holder& holder : sharing_in_use().holders()) {
+      json.begin_object();
+      json.field("pid", holder.pid);
+      json.field("incarnation", std::string_view(holder.incarnation));
+      json.field(
+          "state",
+          std::string_view(holder.state == Holder::State::kConnected ? "connected" : "quarantine"));
+      json.field("why", std::string_view(holder.why));
+      json.field("claims", holder.claims);
+      json.field("bytes", holder.bytes);
+      json.field("mapped_pieces", holder.mapped_pieces);
+      json.field("oldest_claim_ms", holder.oldest_claim.count());
+      json.end_object();
+    }
+  }
+  json.end_array();
+  return json.text();
+}
+
+std::string stats_json() {
+  JsonWriter json;
+  json.begin_object();
+  json.key("sharing");
+  write_sharing(json, in_use() ? sharing_in_use().stats() : SharingStats{});
+  json.key("devices");
+  json.begin_array();
+  if (in_use()) {
+    Allocator& allocator = allocator_in_use();
+    const int count = allocator.device().device_count();
+    for (int device = 0; device < count; ++device) {
+      write_device(json, device, allocator.stats(device));
+    }
+  }
+  json.end_array();
+  json.end_object();
+  return json.text();
+}
+
+std::string options_json() {
+  JsonWriter json;
+  json.begin_array();
+  for (const OptionValue& option : option_table()) {
+    json.begin_object();
+    json.field("name", option.spec.name);
+    json.field("unit", option.spec.unit);
+    json.field("minimum", option.spec.minimum);
+    json.field("maximum", option.spec.maximum);
+    json.field("default", option.spec.default_value);
+    json.field("value", option.value);
+    json.field("meaning", option.spec.meaning);
+    json.end_object();
+  }
+  json.end_array();
+  return json.text();
+}
+
+}  // namespace limbo

@@ -1,0 +1,35 @@
+// What must hold before Limbo may serve this process, each a clear error.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace limbo {
+
+// Throws Error(kWrongTorch) under another minor version of torch, Error(kAlreadyInUse) when another
+// copy of the library was loaded before this one.
+void require_usable();
+
+// Remembers that another copy was there first. Called once, while the library is loaded.
+void note_second_copy() noexcept;
+
+// Throws Error(kBadArgument) when PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF names a `backend`
+// (c10 compares it with the allocator's name and fails inside, later), or holds what c10 refuses.
+void require_settings_allow();
+
+// Whether the allocator settings `text` ("a:1,b:[2,3]") have `key` at the outer level.
+[[nodiscard]] bool settings_name(std::string_view text, std::string_view key);
+
+// Throws Error(kAlreadyInUse) when `current` has memory out, or cannot say whether it has.
+void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current);
+
+// Warns about settings that Limbo does not follow yet.
+void warn_about_settings();
+
+// The paths under which libraries of this name are loaded, for instance "libtorch_limbo".
+[[nodiscard]] std::vector<std::string> loaded_paths(std::string_view name);
+
+}  // namespace limbo

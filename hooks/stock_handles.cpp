@@ -1,0 +1,122 @@
+#include "hooks/stock_handles.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include "hooks/error_text.h"
+#include "hooks/process.h"
+
+namespace limbo {
+namespace {
+
+constexpr std::size_t kRuntimeHandleBytes = 64;
+constexpr std::size_t kHeaderBytes = 2;
+constexpr char kExpandableKind = 'e';
+
+[[noreturn]] void throw_bad_handle(const std::string& happened) {
+  throw Error(ErrorCode::kBadDescriptor, happened,
+              "Send a handle that _share_cuda_ of torch 2.5 or later has made.");
+}
+
+}  // namespace
+
+c10::cuda::CUDACachingAllocator::ShareableHandle make_stock_handle(Device& device,
+                                                                   const BlockView& block,
+                                                                   const void* data) {
+  const MemoryHandle handle = device.export_memory(block.stream.device, block.piece_base);
+  if (handle.kind != HandleKind::kRuntimeIpc) {
+    throw_not_available_yet("A stock handle of memory that has no runtime IPC handle");
+  }
+  std::string bytes;
+  bytes.reserve(kHeaderBytes + kRuntimeHandleBytes);
+  bytes += static_cast<char>(kStockHandleVersion);
+  bytes += kStockHandleKind;
+  bytes.append(reinterpret_cast<const char*>(handle.bytes.data()), handle.bytes.size());
+  return {static_cast<const char*>(data) - static_cast<const char*>(block.piece_base),
+          std::move(bytes)};
+}
+
+MemoryHandle parse_stock_handle(std::string_view bytes) {
+  if (bytes.size() != kRuntimeHandleBytes) {  // else the form before there was a header
+    if (bytes.size() < kHeaderBytes) {
+      throw_bad_handle("A stock memory handle has " + std::to_string(bytes.size()) + " bytes.");
+    }
+    const auto version = static_cast<unsigned char>(bytes[0]);
+    if (version == 0 || version > kNewestStockHandleVersion) {
+      throw_bad_handle("A stock memory handle has version " + std::to_string(version) + ".");
+    }
+    if (bytes[1] == kExpandableKind) {
+      throw Error(ErrorCode::kNotAvailableYet,
+                  "Memory of expandable segments cannot be opened by stock handles yet.",
+                  "Run the sender without expandable_segments:True.");
+    }
+    if (bytes[1] != kStockHandleKind) {
+      throw_bad_handle("A stock memory handle has the unknown kind " +
+                       std::to_string(static_cast<unsigned char>(bytes[1])) + ".");
+    }
+    bytes.remove_prefix(kHeaderBytes);
+    if (bytes.size() != kRuntimeHandleBytes) {
+      throw_bad_handle("A stock memory handle carries " + std::to_string(bytes.size()) +
+                       " bytes, not 64.");
+    }
+  }
+  MemoryHandle handle;
+  handle.kind = HandleKind::kRuntimeIpc;
+  std::memcpy(handle.bytes.data(), bytes.data(), kRuntimeHandleBytes);
+  return handle;
+}
+
+std::shared_ptr<void> StockMappings::open(Device& device, std::string_view handle_bytes,
+                                          int device_index) {
+  const MemoryHandle handle = parse_stock_handle(handle_bytes);
+  const Key key{
+      std::string(reinterpret_cast<const char*>(handle.bytes.data()), handle.bytes.size()),
+      device_index};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = mappings_.find(key);
+    if (found != mappings_.end()) {
+      ++found->second.users;
+      return add_user(key, device, found->second.base);
+    }
+  }
+  void* base = device.open_memory(device_index, handle);
+  const std::lock_guard lock(mutex_);
+  Mapping& mapping = mappings_[key];
+  mapping.base = base;
+  ++mapping.driver_opens;
+  ++mapping.users;
+  return add_user(key, device, base);
+}
+
+std::shared_ptr<void> StockMappings::add_user(const Key& key, Device& device, void* base) {
+  return {base, [this, key, &device](void*) { drop_user(key, device); }};
+}
+
+void StockMappings::drop_user(const Key& key, Device& device) noexcept {
+  if (in_forked_child()) return;
+  Mapping over;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = mappings_.find(key);
+    if (found == mappings_.end() || --found->second.users != 0) return;
+    over = found->second;
+    mappings_.erase(found);
+  }
+  for (; over.driver_opens != 0; --over.driver_opens) {
+    try {
+      device.close_memory(key.second, over.base);
+    } catch (...) {
+      // A storage is being destroyed: there is nobody to throw to. The mapping stays.
+      std::fprintf(stderr, "limbo: closing memory of another process failed: %s\n",
+                   current_exception_report().text.c_str());
+    }
+  }
+}
+
+std::size_t StockMappings::size() {
+  const std::lock_guard lock(mutex_);
+  return mappings_.size();
+}
+
+}  // namespace limbo

@@ -1,0 +1,222 @@
+#include "hooks/tensors.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <string>
+#include <utility>
+
+#include "allocator/error.h"
+#include "hooks/current_stream.h"
+#include "hooks/process.h"
+#include "hooks/received_storage.h"
+
+namespace limbo {
+namespace {
+
+// A tensor in an error text: "a float tensor of 12 bytes on cuda:0".
+std::string tensor_text(const at::Tensor& tensor) {
+  std::string text = "a tensor of type " + std::string(c10::toString(tensor.scalar_type()));
+  if (tensor.has_storage()) text += ", " + std::to_string(tensor.storage().nbytes()) + " bytes,";
+  return text + " on " + tensor.device().str();
+}
+
+[[noreturn]] void throw_not_lendable(const at::Tensor& tensor, const std::string& why,
+                                     const std::string& advice) {
+  throw Error(ErrorCode::kNotLendable, "Cannot share " + tensor_text(tensor) + ": " + why + ".",
+              advice);
+}
+
+void require_plain(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    throw Error(ErrorCode::kNotLendable, "Cannot share an undefined tensor.");
+  }
+  if (!tensor.is_cuda()) {
+    throw_not_lendable(tensor, "it is not on a GPU",
+                       "Move it with .cuda(), or send it by torch.multiprocessing.");
+  }
+  if (tensor.layout() != c10::kStrided || tensor.is_nested() || tensor.is_quantized() ||
+      !tensor.has_storage()) {
+    throw_not_lendable(tensor, "it is sparse, nested or quantized",
+                       "Share the plain tensors that it consists of.");
+  }
+  if (tensor.requires_grad() && !tensor.is_leaf()) {
+    throw_not_lendable(tensor,
+                       "it requires grad and is not a leaf, and autograd does not cross "
+                       "processes",
+                       "Share tensor.detach().");
+  }
+}
+
+BlockView require_lendable(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  const void* data = storage.data();
+  const std::size_t size_bytes = storage.nbytes();
+  const ReceivedBlock* received = received_block(storage.data_ptr());
+  if (received != nullptr && !received->same_process()) {
+    throw Error(ErrorCode::kNotAvailableYet,
+                "Cannot share " + tensor_text(tensor) +
+                    ": it was received from another process, and sending on is not available yet.",
+                "Share tensor.clone().");
+  }
+  const auto block = in_use() ? allocator_in_use().find(data) : std::nullopt;
+  if (!block) {
+    throw_not_lendable(tensor,
+                       "its memory was not allocated by Limbo (torch's CUDA allocator here is \"" +
+                           c10::cuda::CUDACachingAllocator::get()->name() + "\")",
+                       "Enable Limbo before CUDA memory is used, or share tensor.clone() once it "
+                       "is enabled.");
+  }
+  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
+                                               static_cast<const std::byte*>(block->data));
+  if (size_bytes > block->size_bytes - offset) {
+    throw_not_lendable(tensor, "its storage reaches past the block that it begins in",
+                       "Share tensor.clone().");
+  }
+  return *block;
+}
+
+TensorLayout layout_of(const at::Tensor& tensor, const ShareTensorOptions& options) {
+  TensorLayout layout;
+  layout.form = options.form;
+  layout.kind = options.kind;
+  if (options.form == TensorForm::kStorage) return layout;
+  layout.dtype = tensor.scalar_type();
+  layout.requires_grad = tensor.requires_grad();
+  layout.conjugate = tensor.is_conj();
+  layout.negative = tensor.is_neg();
+  layout.storage_offset = tensor.storage_offset();
+  layout.sizes = tensor.sizes().vec();
+  layout.strides = tensor.strides().vec();
+  return layout;
+}
+
+// torch's CUDA state, which the first CUDA tensor of a process needs. The simulated device has its
+// own (sim_tensors.h).
+void prepare_torch() {
+  if (!simulated()) at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+}
+
+at::Tensor make_tensor(c10::Storage storage, const TensorLayout& layout) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      c10::scalarTypeToTypeMeta(layout.dtype));
+  tensor.unsafeGetTensorImpl()->set_storage_offset(layout.storage_offset);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(layout.sizes, layout.strides);
+  if (layout.conjugate) tensor._set_conj(true);
+  if (layout.negative) tensor._set_neg(true);
+  if (layout.requires_grad) tensor.set_requires_grad(true);
+  return tensor;
+}
+
+TensorLayout whole_storage(std::size_t size_bytes) {
+  TensorLayout layout;
+  layout.form = TensorForm::kTensor;
+  layout.sizes = {static_cast<std::int64_t>(size_bytes)};
+  layout.strides = {1};
+  return layout;
+}
+
+c10::Storage empty_storage(std::optional<int> device) {
+  const auto index = static_cast<c10::DeviceIndex>(device.value_or(current_device()));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),
+      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CUDA, index)), /*allocator=*/nullptr,
+      /*resizable=*/false));
+}
+
+struct Opened {
+  c10::Storage storage;
+  TensorLayout layout;
+};
+
+Opened open_message(ByteSpan message, std::optional<int> device) {
+  prepare_torch();
+  if (is_empty_message(message)) return {empty_storage(device), decode_empty_message(message)};
+  Sharing& sharing = sharing_in_use();
+  // Checked before anything is claimed.
+  TensorLayout layout = decode_layout(sharing.peek_extra(message));
+  ReceiveOptions options;
+  options.device = device;
+  options.current_stream = [](int index) { return current_stream(index).handle; };
+  Received received = sharing.receive(message, options);
+  // The claim ends with `received` when this throws.
+  if (reach_bytes(layout) > received.block->size_bytes()) {
+    throw Error(ErrorCode::kBadDescriptor, "The message's tensor needs " +
+                                               std::to_string(reach_bytes(layout)) +
+                                               " bytes, and its memory has " +
+                                               std::to_string(received.block->size_bytes()) + ".");
+  }
+  const StreamRef stream = current_stream(received.block->device());
+  return {c10::Storage(storage_of(std::move(received.block), stream)), std::move(layout)};
+}
+
+const c10::DataPtr* data_pointer(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  // Without torch's checks: asking about a fake tensor is no error.
+  return &tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+}
+
+}  // namespace
+
+Bytes share_tensor(const at::Tensor& tensor, const ShareTensorOptions& options) {
+  require_plain(tensor);
+  const TensorLayout layout = layout_of(tensor, options);
+  if (tensor.storage().nbytes() == 0) return encode_empty_message(layout);
+  const BlockView block = require_lendable(tensor);
+  ShareOptions share_options;
+  share_options.consumers = options.consumers;
+  share_options.time_limit = options.time_limit;
+  share_options.current_stream = current_stream(block.stream.device);
+  return sharing_in_use().share(tensor.storage().data(), tensor.storage().nbytes(), share_options,
+                                encode_layout(layout));
+}
+
+at::Tensor receive_tensor(ByteSpan message, std::optional<int> device) {
+  Opened opened = open_message(message, device);
+  if (opened.layout.form == TensorForm::kStorage) {
+    opened.layout = whole_storage(opened.storage.nbytes());
+  }
+  return make_tensor(std::move(opened.storage), opened.layout);
+}
+
+at::Tensor receive_storage(ByteSpan message, std::optional<int> device) {
+  Opened opened = open_message(message, device);
+  const TensorLayout layout = whole_storage(opened.storage.nbytes());
+  return make_tensor(std::move(opened.storage), layout);
+}
+
+TensorLayout message_layout(ByteSpan message) {
+  if (is_empty_message(message)) return decode_empty_message(message);
+  return decode_layout(sharing_in_use().peek_extra(message));
+}
+
+void withdraw_message(ByteSpan message) {
+  if (is_empty_message(message)) return;  // nothing was lent
+  sharing_in_use().withdraw(message);
+}
+
+bool is_lendable(const at::Tensor& tensor) noexcept {
+  try {
+    require_plain(tensor);
+    if (tensor.storage().nbytes() == 0) return false;
+    (void)require_lendable(tensor);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+bool is_received(const at::Tensor& tensor) noexcept {
+  const c10::DataPtr* data = data_pointer(tensor);
+  return data != nullptr && received_block(*data) != nullptr;
+}
+
+bool is_orphaned(const at::Tensor& tensor) noexcept {
+  const c10::DataPtr* data = data_pointer(tensor);
+  const ReceivedBlock* block = data == nullptr ? nullptr : received_block(*data);
+  return block != nullptr && block->orphaned();
+}
+
+}  // namespace limbo
