@@ -29,9 +29,8 @@ function(limbo_add_parallel_build name)
     endif()
     add_custom_target(
       ${name}
-      COMMAND ${CMAKE_COMMAND} -E env --unset=MAKEFLAGS --unset=MFLAGS --unset=MAKELEVEL --
-              ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --parallel ${LIMBO_BUILD_JOBS} --target
-              ${targets}
+      COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/build_in_parallel.sh ${CMAKE_COMMAND}
+              ${PROJECT_BINARY_DIR} ${LIMBO_BUILD_JOBS} ${targets}
       USES_TERMINAL VERBATIM)
   else()
     if(arg_FOLDERS)
