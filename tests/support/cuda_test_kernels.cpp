@@ -1,18 +1,8 @@
 #include "tests/support/cuda_test_kernels.h"
 
-#ifdef LIMBO_HAVE_CUDA
-
-#include <map>
-#include <mutex>
-#include <string>
-
-#include "tests/support/cuda_driver.h"
-#include "tests/support/nvrtc.h"
-
 namespace limbo::testing {
-namespace {
 
-constexpr char kSource[] = R"(
+const char kCudaTestKernelSource[] = R"(
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
@@ -40,6 +30,20 @@ extern "C" __global__ void count_different(const volatile u32* data, u32 value, 
   if (mine != 0) atomicAdd(different, mine);
 }
 )";
+
+}  // namespace limbo::testing
+
+#ifdef LIMBO_HAVE_CUDA
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "tests/support/cuda_driver.h"
+#include "tests/support/nvrtc.h"
+
+namespace limbo::testing {
+namespace {
 
 constexpr unsigned kBlocks = 32;
 constexpr unsigned kThreads = 256;
@@ -109,7 +113,7 @@ class CudaTestKernels final : public TestKernels {
     const auto found = functions_.find(device);
     if (found != functions_.end()) return found->second;
     const CurrentContext current(device);
-    const std::string cubin = compile_cubin(kSource, architecture_of(device));
+    const std::string cubin = compile_cubin(kCudaTestKernelSource, architecture_of(device));
     CUmodule module = nullptr;
     Functions functions;
     check_cuda("cuModuleLoadData", LIMBO_DRIVER_FUNCTION(cuModuleLoadData)(&module, cubin.data()));

@@ -7,6 +7,9 @@
 
 namespace limbo::testing {
 
+// CUDA C++, as NVRTC takes it.
+extern const char kCudaTestKernelSource[];
+
 [[nodiscard]] std::unique_ptr<TestKernels> make_cuda_test_kernels(Device& device);
 
 }  // namespace limbo::testing

@@ -111,4 +111,13 @@ std::string compile_cubin(const std::string& source, const std::string& architec
   return cubin;
 }
 
+std::string why_no_nvrtc() {
+  try {
+    (void)nvrtc();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return {};
+}
+
 }  // namespace limbo::testing

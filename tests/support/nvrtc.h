@@ -10,4 +10,7 @@ namespace limbo::testing {
 // loader's own search). Throws std::runtime_error: no library, or the compiler's words.
 [[nodiscard]] std::string compile_cubin(const std::string& source, const std::string& architecture);
 
+// Why there is no NVRTC here; empty when there is.
+[[nodiscard]] std::string why_no_nvrtc();
+
 }  // namespace limbo::testing
