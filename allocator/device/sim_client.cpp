@@ -11,8 +11,8 @@ namespace limbo::sim {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& call, const std::string& words) {
-  throw Error(ErrorCode::kDeviceError, call + ": " + words + ".");
+[[noreturn]] void fail(std::string_view call, const std::string& words) {
+  throw Error(ErrorCode::kDeviceError, std::string(call) + ": " + words + ".");
 }
 
 // LIMBO_SIM_VISIBLE: indices, joined by commas. Empty or unset: all.
@@ -80,7 +80,7 @@ Client::Parts& Client::parts() {
   return *owned_parts_;
 }
 
-Client::Parts& Client::enter(const char* call, int device) {
+Client::Parts& Client::enter(std::string_view call, int device) {
   Parts& made = parts();
   if (device < 0 || static_cast<std::size_t>(device) >= made.visible.size()) {
     fail(call, "invalid device ordinal (" + std::to_string(device) + " of " +
@@ -91,13 +91,13 @@ Client::Parts& Client::enter(const char* call, int device) {
 }
 
 Client::Parts& Client::enter(CallKind kind, int device, bool* full) {
-  Parts& made = enter(std::string(call_kind_name(kind)).c_str(), device);
+  Parts& made = enter(call_kind_name(kind), device);
   const bool refused = faults_.on_call(kind);
   if (full != nullptr) *full = refused;
   return made;
 }
 
-void Client::check_lost(const char* call, int device) {
+void Client::check_lost(std::string_view call, int device) {
   const auto index = static_cast<std::size_t>(device);
   if (!lost_[index].load(std::memory_order_acquire)) return;
   const std::lock_guard lock(lost_mutex_);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "allocator/device/sim_device.h"
@@ -89,9 +90,9 @@ class Client final : public SimDevice {
   Parts& parts();
   // The start of every call: not in a fork child, a device that exists and is not lost, counts and
   // faults.
-  Parts& enter(const char* call, int device);
+  Parts& enter(std::string_view call, int device);
   Parts& enter(CallKind kind, int device, bool* full = nullptr);
-  void check_lost(const char* call, int device);
+  void check_lost(std::string_view call, int device);
   [[nodiscard]] std::uint64_t expect_mapped(const char* call, int for_device, StreamRef stream,
                                             const void* data, std::size_t size_bytes);
 

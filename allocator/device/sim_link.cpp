@@ -37,6 +37,10 @@ Descriptor numbered_high(Descriptor low) {
 
 }  // namespace
 
+Mapped::~Mapped() {
+  if (data != nullptr && data != MAP_FAILED) ::munmap(data, size_bytes);
+}
+
 Link::Link(const MachineChoice& choice) {
   make_shared_memory();
   start(choice);
@@ -50,16 +54,20 @@ void Link::make_shared_memory() {
   }
   doorbell_ = numbered_high(Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
   if (doorbell_.get() < 0) fail("making the doorbell");
-  void* const queues = ::mmap(nullptr, kControlBytes, PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_NORESERVE, queues_.get(), 0);
-  if (queues == MAP_FAILED) fail("mapping the stream queues");
-  ::madvise(queues, kControlBytes, MADV_DONTFORK);
-  control_ = static_cast<Control*>(queues);
-  void* const page =
-      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED || ::madvise(page, 4096, MADV_WIPEONFORK) != 0) fail("mapping a page");
-  fork_page_ = static_cast<unsigned char*>(page);
-  *fork_page_ = 1;
+  shared_.size_bytes = kControlBytes;
+  shared_.data = ::mmap(nullptr, kControlBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                        queues_.get(), 0);
+  if (shared_.data == MAP_FAILED) fail("mapping the stream queues");
+  ::madvise(shared_.data, kControlBytes, MADV_DONTFORK);
+  control_ = static_cast<Control*>(shared_.data);
+  fork_page_.size_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  fork_page_.data = ::mmap(nullptr, fork_page_.size_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (fork_page_.data == MAP_FAILED ||
+      ::madvise(fork_page_.data, fork_page_.size_bytes, MADV_WIPEONFORK) != 0) {
+    fail("mapping a page");
+  }
+  *static_cast<unsigned char*>(fork_page_.data) = 1;
 }
 
 void Link::start(const MachineChoice& choice) {
@@ -102,12 +110,10 @@ Link::~Link() {
     pollfd ended{companion.get(), POLLIN, 0};
     ::poll(&ended, 1, kEndingMs);
   }
-  ::munmap(control_, kControlBytes);
-  ::munmap(fork_page_, 4096);
 }
 
 bool Link::in_fork_child() const noexcept {
-  return *fork_page_ == 0;
+  return *static_cast<const unsigned char*>(fork_page_.data) == 0;
 }
 
 void Link::ring() noexcept {

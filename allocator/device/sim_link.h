@@ -1,7 +1,7 @@
 // A client's link to its companion: starting it, the socket, the queues, the doorbell.
 #pragma once
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -26,6 +26,17 @@ struct MachineChoice {
 // The program limbo_sim_companion: LIMBO_SIM_COMPANION, else beside this library or in ../bin.
 // Throws kDeviceError that lists where it was looked for.
 [[nodiscard]] std::string companion_program();
+
+// Owns a mapping of memory.
+struct Mapped {
+  Mapped() = default;
+  ~Mapped();
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+  void* data = nullptr;
+  std::size_t size_bytes = 0;
+};
 
 // Thread-safe.
 class Link {
@@ -63,8 +74,9 @@ class Link {
   Descriptor socket_;
   Descriptor queues_;
   Descriptor doorbell_;
-  Control* control_ = nullptr;
-  unsigned char* fork_page_ = nullptr;  // 1 here, wiped to 0 in fork children
+  Mapped shared_;
+  Control* control_ = nullptr;  // in shared_
+  Mapped fork_page_;            // its first byte is 1 here, and wiped to 0 in fork children
   std::unique_ptr<Machine> machine_;
   std::int64_t companion_pid_ = 0;
   std::mutex request_mutex_;  // one request and its answer at a time; held over the socket calls

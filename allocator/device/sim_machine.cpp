@@ -150,9 +150,19 @@ std::optional<std::uint64_t> Machine::find_room(std::uint32_t device, std::uint6
   return std::nullopt;
 }
 
+// The mutex is held. A client whose companion was killed has no place any more; its slot may be
+// somebody else's by now.
+void Machine::expect_place(const char* call) const {
+  const ProcessRow& row = header_->processes[ticket_.slot];
+  if (row.alive != 0 && row.generation == ticket_.generation && process_lives(ticket_.slot)) return;
+  throw Error(ErrorCode::kDeviceError,
+              std::string(call) + ": device lost (the companion process has ended).");
+}
+
 std::optional<Piece> Machine::allocate(std::uint32_t device, std::size_t size_bytes) {
   const std::uint64_t units = units_of(size_bytes);
   const MachineLock lock(*this);
+  expect_place("try_allocate");
   if (units > header_->capacity_units - header_->used_units[device]) drop_dead();
   if (units > header_->capacity_units - header_->used_units[device]) return std::nullopt;
   const auto room = find_room(device, units);
@@ -187,6 +197,7 @@ void Machine::release(const Piece& piece) {
   const MachineLock lock(*this);
   AllocationRow& row = header_->allocations[piece.index];
   if (row.live.load(std::memory_order_relaxed) == 0 || row.generation != piece.generation) return;
+  if (header_->processes[ticket_.slot].generation != ticket_.generation) return;
   set_holder(row, ticket_.slot, false);
   if (row.owner == ticket_.slot && row.owner_generation == ticket_.generation) {
     row.freed_by_owner = 1;
@@ -220,6 +231,7 @@ Piece Machine::open(const MemoryHandle& handle) {
     refuse_open("invalid device context", "this process made the memory itself");
   }
   const MachineLock lock(*this);
+  expect_place("open_memory");
   AllocationRow& row = header_->allocations[fields.index];
   if (row.live.load(std::memory_order_relaxed) == 0 || row.generation != fields.generation ||
       row.freed_by_owner != 0) {

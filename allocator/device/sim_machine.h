@@ -135,6 +135,7 @@ class Machine {
   Machine() = default;
 
   void map_tables();
+  void expect_place(const char* call) const;
   void repair();
   void give_back(AllocationRow& row);
   void drop_process(std::uint32_t slot);

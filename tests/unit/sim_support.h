@@ -8,13 +8,18 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "allocator/device/sim_device.h"
 #include "allocator/error.h"
+#include "tests/support/balance.h"
+#include "tests/support/eventually.h"
+#include "tests/support/sandbox.h"
 
 namespace limbo::testing {
 
@@ -94,5 +99,21 @@ std::string device_error(Call call) {
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
+
+// Every test has a machine of its own, and leaves neither it nor anything else behind.
+class OwnMachineTest : public BalancedTest {
+ protected:
+  void SetUp() override {
+    sandbox_.emplace();
+    BalancedTest::SetUp();
+  }
+  void TearDown() override {
+    EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(sandbox_->sim_machine()); }));
+    BalancedTest::TearDown();
+    sandbox_.reset();
+  }
+
+  std::optional<Sandbox> sandbox_;
+};
 
 }  // namespace limbo::testing
