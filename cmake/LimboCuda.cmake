@@ -38,12 +38,12 @@ function(limbo_toolkit_roots result)
   set(${result} ${roots} PARENT_SCOPE)
 endfunction()
 
-# limbo_find_cuda(): the driver's header and NVRTC. LIMBO_CUDA_MAJOR is torch's where there is one.
+# limbo_find_cuda(): the driver's header and NVRTC. LIMBO_CUDA_MAJOR is torch's where torch is used.
 macro(limbo_find_cuda)
   set(LIMBO_CUDA_DRIVER_INCLUDE_DIR "")
   set(LIMBO_CUDA_TOOLKIT "")
   set(LIMBO_CUDA_MAJOR "")
-  if(LIMBO_PY_torch_cuda MATCHES "^[0-9]+")
+  if(LIMBO_BUILD_TORCH AND LIMBO_PY_torch_cuda MATCHES "^[0-9]+")
     set(LIMBO_CUDA_MAJOR ${CMAKE_MATCH_0})
   endif()
   limbo_toolkit_roots(limbo_roots)

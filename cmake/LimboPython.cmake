@@ -105,7 +105,8 @@ macro(limbo_find_python_with_torch)
     if(limbo_candidate_torch_problem OR NOT limbo_candidate_executable)
       message(FATAL_ERROR
         "The Python in ${PROJECT_SOURCE_DIR}/.venv ${limbo_candidate_problem}"
-        "${limbo_candidate_torch_problem}. Remove that folder and configure again.")
+        "${limbo_candidate_torch_problem}. Remove that folder, or name a Python that has torch "
+        "${LIMBO_TORCH_MINOR} in LIMBO_PYTHON, and configure again.")
     endif()
     limbo_take_python(limbo_candidate)
   endif()
