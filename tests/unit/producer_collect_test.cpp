@@ -1,0 +1,387 @@
+// Collecting: claims and releases noted, exports closed, blocks back; time limits and withdrawals.
+#include <thread>
+
+#include "tests/unit/producer_support.h"
+
+namespace limbo {
+namespace {
+
+using namespace limbo::testing;
+using protocol::ExportState;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class ProducerCollect : public ProducerTest {
+ protected:
+  // Another thread collects and stands for 200 ms at `point`; returns when it is there.
+  std::thread collect_slowly(const std::string& point) {
+    set_fail_points(point + "=delay:200@1");
+    std::thread collector([this] { producer_->collect(); });
+    EXPECT_TRUE(eventually([&] { return fail_point_passed(point) == 1; }));
+    return collector;
+  }
+};
+
+TEST_F(ProducerCollect, BlockComesBackAfterFreeAndRelease) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  allocator_->free(data);
+  EXPECT_FALSE(producer_->collect() && limbo_blocks() == 0);
+  EXPECT_EQ(stats().held_claims, 1U);
+  EXPECT_EQ(limbo_blocks(), 1);
+  consumer.release(ticket);
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_EQ(limbo_blocks(), 0);
+  EXPECT_EQ(consumer.state(0), ClaimState::kFree);
+  EXPECT_FALSE(producer_->collect());
+  EXPECT_EQ(consumer.claim(ticket), ClaimVerdict::kGone);
+}
+
+TEST_F(ProducerCollect, BlockComesBackAfterReleaseAndFree) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  consumer.release(ticket);
+  producer_->collect();
+  EXPECT_EQ(word(ticket).state, ExportState::kOpen);  // its owner holds the storage
+  // Trace 17: everything is noted; no dirty word changes any more.
+  allocator_->free(data);
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_EQ(word(ticket).state, ExportState::kFree);
+}
+
+TEST_F(ProducerCollect, ReleaseIsSeenWhenTheConsumersStreamHasPassedIt) {
+  PlayedConsumer consumer(*producer_);
+  sim_->register_host_memory(consumer.host_memory());
+  const StreamRef stream{0, sim_->create_stream(0)};
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  allocator_->free(data);
+  const SimHold hold = sim_->hold_stream(stream);
+  consumer.release_on(*sim_, stream, ticket);
+  producer_->collect();
+  EXPECT_EQ(limbo_blocks(), 1);
+  sim_->release_hold(hold);
+  sim_->synchronize_stream(stream);
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_EQ(limbo_blocks(), 0);
+  sim_->destroy_stream(stream);
+  sim_->unregister_host_memory(consumer.host_memory().data);
+}
+
+TEST_F(ProducerCollect, OneMessageOpenedByManyWhileItsOwnerHoldsIt) {
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  std::vector<PlayedConsumer> consumers;
+  for (int i = 0; i < 8; ++i) {
+    consumers.emplace_back(*producer_, 100 + i);
+    ASSERT_EQ(consumers.back().claim(ticket), ClaimVerdict::kStands);
+    producer_->collect();
+  }
+  EXPECT_EQ(stats().held_claims, 8U);
+  allocator_->free(data);
+  for (PlayedConsumer& consumer : consumers) {
+    producer_->collect();
+    EXPECT_EQ(limbo_blocks(), 1);
+    consumer.release_all();
+  }
+  EXPECT_TRUE(producer_->collect());
+}
+
+// Trace 1: a release whose dirty words are missing is found by the look before out-of-memory.
+TEST_F(ProducerCollect, ThoroughLookNeedsNoDirtyWords) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(consumer.claim(ticket, &slot), ClaimVerdict::kStands);
+  producer_->collect();
+  allocator_->free(data);
+  consumer.row().claim(slot)->store(
+      protocol::claim_bits({ticket.export_index, ticket.generation}, ClaimState::kReleased));
+  producer_->collect();
+  EXPECT_EQ(limbo_blocks(), 1);
+  EXPECT_TRUE(producer_->collect_thoroughly(0, seconds(5)));
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
+// Trace 3: message one of two opened twice by one process and let go; message two stays.
+TEST_F(ProducerCollect, MessageOpenedTwiceUsesUpItsOwnPromiseOnly) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket one = share(data);
+  const ExportTicket two = share(data);
+  ASSERT_EQ(consumer.claim(one), ClaimVerdict::kStands);
+  ASSERT_EQ(consumer.claim(one), ClaimVerdict::kStands);
+  producer_->collect();
+  EXPECT_EQ(stats().in_flight, 1U);
+  consumer.release(one);
+  consumer.release(one);
+  allocator_->free(data);
+  producer_->collect();
+  EXPECT_EQ(word(one).state, ExportState::kFree);
+  EXPECT_EQ(word(two).state, ExportState::kOpen);
+  EXPECT_EQ(consumer.claim(two), ClaimVerdict::kStands);
+  consumer.release(two);
+  EXPECT_TRUE(producer_->collect());
+}
+
+// Trace 6: a collect that finds another at work asks it to look again, and what was released
+// before it is found by the time the other is done; trace 18: also when it asks just before the
+// unlock.
+TEST_F(ProducerCollect, SecondCollectMakesTheFirstLookAgain) {
+  for (const char* point : {"collect.after_note", "collect.before_unlock"}) {
+    PlayedConsumer consumer(*producer_);
+    std::byte* data = allocate();
+    const ExportTicket ticket = share(data);
+    ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+    allocator_->free(data);
+    std::thread collector = collect_slowly(point);
+    consumer.release(ticket);
+    producer_->collect();
+    collector.join();
+    EXPECT_EQ(limbo_blocks(), 0) << point;
+  }
+}
+
+// The same for those who hold the lock for another reason.
+TEST_F(ProducerCollect, AnyHolderRunsThePassThatWasAskedFor) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  allocator_->free(data);
+  set_fail_points("collect.before_unlock=delay:200@1");
+  std::thread reporter([&] { (void)producer_->next_deadline(); });
+  ASSERT_TRUE(eventually([] { return fail_point_passed("collect.before_unlock") == 1; }));
+  consumer.release(ticket);
+  producer_->collect();
+  reporter.join();
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
+// Trace 19: whoever unlocks may still be unpinning; the look before out-of-memory waits for it.
+TEST_F(ProducerCollect, ThoroughLookWaitsForPendingUnpins) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  consumer.release(ticket);
+  allocator_->free(data);
+  std::thread collector = collect_slowly("collect.before_unpin");
+  EXPECT_TRUE(producer_->collect_thoroughly(0, seconds(30)));
+  EXPECT_EQ(limbo_blocks(), 0);
+  collector.join();
+}
+
+TEST_F(ProducerCollect, ThoroughLookGivesUpInTime) {
+  std::thread collector = collect_slowly("collect.after_note");
+  EXPECT_FALSE(producer_->collect_thoroughly(0, milliseconds(1)));
+  collector.join();
+}
+
+// Trace 20: a lease that enters the list during a closing waits for it, and then meets FREE.
+TEST_F(ProducerCollect, LeaseThatComesDuringAClosing) {
+  PlayedConsumer first(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(first.claim(ticket), ClaimVerdict::kStands);
+  first.release(ticket);
+  allocator_->free(data);
+  std::thread collector = collect_slowly("close.before_verdict");
+  PlayedConsumer second(*producer_);
+  EXPECT_EQ(second.claim(ticket), ClaimVerdict::kGone);
+  collector.join();
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
+// Either the claimer sees CLOSING, or the closer sees the claim: on the product's own tables.
+TEST_F(ProducerCollect, ClaimDuringAClosingIsRefusedOrCounts) {
+  for (const char* point : {"close.after_closing", "close.before_verdict", "close.after_verdict"}) {
+    PlayedConsumer first(*producer_);
+    PlayedConsumer second(*producer_);
+    std::byte* data = allocate();
+    const ExportTicket ticket = share(data);
+    ASSERT_EQ(first.claim(ticket), ClaimVerdict::kStands);
+    first.release(ticket);
+    allocator_->free(data);
+    std::thread collector = collect_slowly(point);
+    EXPECT_NE(second.claim(ticket), ClaimVerdict::kStands) << point;
+    collector.join();
+    set_fail_points("");
+    // The refused claim was HELD during the closing, so the closer may have gone back to OPEN.
+    producer_->collect();
+    producer_->collect();
+    EXPECT_EQ(limbo_blocks(), 0) << point;
+    first.die();
+    second.die();
+  }
+}
+
+// ---- time limits and withdrawals ------------------------------------------------------------
+
+TEST_F(ProducerCollect, TimeCountsFromTheLaterOfSendAndFree) {
+  std::byte* data = allocate();
+  const ExportTicket ticket = share_for(data, seconds(100));
+  EXPECT_FALSE(producer_->next_deadline().has_value());  // not freed yet
+  producer_->run_time_limits(Producer::Clock::now() + seconds(1000));
+  EXPECT_EQ(word(ticket).state, ExportState::kOpen);
+  const auto before = Producer::Clock::now();
+  allocator_->free(data);
+  const auto deadline = producer_->next_deadline();
+  ASSERT_TRUE(deadline.has_value());
+  EXPECT_GE(*deadline, before + seconds(100));
+  producer_->run_time_limits(*deadline - milliseconds(1));
+  EXPECT_EQ(word(ticket).state, ExportState::kOpen);
+  producer_->run_time_limits(*deadline);
+  EXPECT_EQ(word(ticket).state, ExportState::kFree);
+  EXPECT_EQ(limbo_blocks(), 0);
+  EXPECT_FALSE(producer_->next_deadline().has_value());
+  EXPECT_EQ(stats().expired, 1U);
+  PlayedConsumer late(*producer_);
+  EXPECT_EQ(late.claim(ticket), ClaimVerdict::kExpired);
+}
+
+TEST_F(ProducerCollect, EarliestDeadlineComesFirstWhateverTheOrderOfSends) {
+  PlayedConsumer consumer(*producer_);
+  std::vector<std::byte*> blocks;
+  std::vector<ExportTicket> tickets;
+  const int limits_s[] = {50, 10, 40, 20, 30, 60, 5};
+  for (const int limit : limits_s) {
+    blocks.push_back(allocate());
+    tickets.push_back(share_for(blocks.back(), seconds(limit)));
+  }
+  for (std::byte* block : blocks) allocator_->free(block);
+  const auto start = Producer::Clock::now();
+  EXPECT_LT(*producer_->next_deadline(), start + seconds(6));
+  // The one of 10 s is claimed: it has no deadline any more.
+  ASSERT_EQ(consumer.claim(tickets[1]), ClaimVerdict::kStands);
+  producer_->collect();
+  producer_->check_invariants();
+  for (const int expected : {5, 20, 30, 40, 50, 60}) {
+    const auto deadline = *producer_->next_deadline();
+    EXPECT_LE(deadline, start + seconds(expected) + seconds(1)) << expected;
+    EXPECT_GE(deadline, start + seconds(expected) - seconds(1)) << expected;
+    producer_->run_time_limits(deadline);
+    producer_->check_invariants();
+  }
+  EXPECT_FALSE(producer_->next_deadline().has_value());
+  EXPECT_EQ(stats().expired, 6U);
+  consumer.release_all();
+}
+
+// Trace 2, and the negative control of the time limit: HELD ones are never touched.
+TEST_F(ProducerCollect, TimeLimitNeverTouchesWhatIsHeld) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* noted = allocate();
+  std::byte* unnoted = allocate();
+  const ExportTicket one = share_for(noted, milliseconds(0));
+  const ExportTicket two = share_for(unnoted, milliseconds(0));
+  ASSERT_EQ(consumer.claim(one), ClaimVerdict::kStands);
+  producer_->collect();
+  ASSERT_EQ(consumer.claim(two), ClaimVerdict::kStands);  // HELD is stored, and not noted
+  allocator_->free(noted);
+  allocator_->free(unnoted);
+  for (int i = 0; i < 3; ++i) {
+    producer_->run_time_limits(Producer::Clock::now() + seconds(1000));
+    producer_->collect();
+    producer_->check_invariants();
+    EXPECT_EQ(limbo_blocks(), 2);
+  }
+  EXPECT_EQ(word(one).state, ExportState::kOpen);
+  EXPECT_EQ(word(two).state, ExportState::kDraining);  // holders keep it
+  EXPECT_EQ(stats().in_flight, 0U);
+  consumer.release_all();
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
+// Trace 5: withdrawn while someone holds it: the holder keeps it, nobody else gets it.
+TEST_F(ProducerCollect, WithdrawnWithAHolder) {
+  PlayedConsumer holder(*producer_);
+  PlayedConsumer other(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(holder.claim(ticket), ClaimVerdict::kStands);
+  EXPECT_TRUE(producer_->withdraw(ticket.export_index, ticket.generation));
+  EXPECT_EQ(word(ticket).state, ExportState::kDraining);
+  EXPECT_EQ(other.claim(ticket), ClaimVerdict::kWithdrawn);
+  EXPECT_FALSE(producer_->withdraw(ticket.export_index, ticket.generation));
+  allocator_->free(data);
+  producer_->collect();
+  EXPECT_EQ(limbo_blocks(), 1);
+  EXPECT_EQ(other.claim(ticket), ClaimVerdict::kWithdrawn);
+  holder.release(ticket);
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_EQ(limbo_blocks(), 0);
+  EXPECT_EQ(other.claim(ticket), ClaimVerdict::kWithdrawn);  // the reason stays
+  EXPECT_EQ(stats().withdrawn, 1U);
+}
+
+TEST_F(ProducerCollect, WithdrawnUnopenedComesBackAtOnce) {
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  EXPECT_FALSE(producer_->withdraw(ticket.export_index, ticket.generation + 1));
+  EXPECT_FALSE(producer_->withdraw(1 << 30, 1));
+  allocator_->free(data);
+  EXPECT_TRUE(producer_->withdraw(ticket.export_index, ticket.generation));
+  EXPECT_EQ(limbo_blocks(), 0);
+  EXPECT_FALSE(producer_->withdraw(ticket.export_index, ticket.generation));
+}
+
+TEST_F(ProducerCollect, ReasonOfAnOldMessageDoesNotOutliveTheSlotsNextOne) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket old = share(data);
+  producer_->withdraw(old.export_index, old.generation);
+  allocator_->free(data);
+  producer_->collect();
+  data = allocate();
+  const ExportTicket next = share(data);
+  ASSERT_EQ(next.export_index, old.export_index);
+  EXPECT_EQ(consumer.claim(old), ClaimVerdict::kGone);
+  EXPECT_EQ(consumer.claim(next), ClaimVerdict::kStands);
+  consumer.release_all();
+  allocator_->free(data);
+}
+
+TEST_F(ProducerCollect, HasLimboWhileAnythingIsLent) {
+  PlayedConsumer consumer(*producer_);
+  EXPECT_FALSE(producer_->has_limbo());
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  EXPECT_TRUE(producer_->has_limbo());
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  consumer.release(ticket);
+  allocator_->free(data);
+  producer_->collect();
+  EXPECT_FALSE(producer_->has_limbo());
+}
+
+// A miss of the allocator finds what consumers have released.
+TEST_F(ProducerCollect, AllocationCollectsBeforeItFails) {
+  PlayedConsumer consumer(*producer_);
+  const std::size_t size_bytes = 1536 << 20;  // two do not fit into the simulated device
+  std::byte* data = allocate(size_bytes);
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  allocator_->free(data);
+  try {
+    (void)allocate(size_bytes);
+    ADD_FAILURE() << "room that is held by a consumer";
+  } catch (const OutOfMemory& error) {
+    EXPECT_TRUE(contains(error.holders, "process 4711 holds 1536.00 MiB by 1 message"))
+        << error.holders;
+  }
+  consumer.release(ticket);
+  data = allocate(size_bytes);
+  EXPECT_NE(data, nullptr);
+  allocator_->free(data);
+}
+
+}  // namespace
+}  // namespace limbo
