@@ -139,8 +139,8 @@ bool Allocator::Impl::free_cached(Block* block, std::uint64_t word) {
       overflow.push(block);
     }
   }
-  if (unknown_stream) open_stream(*cache, home);
   give_central(overflow);
+  if (unknown_stream) open_stream(*cache, home);
   return true;
 }
 

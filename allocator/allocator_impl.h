@@ -81,15 +81,16 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void empty_cache(DeviceHeap& at);
 
   // ---- caches.cpp ----
-  [[nodiscard]] ThreadCache* thread_cache() {
+  [[nodiscard]] ThreadCache* thread_cache() noexcept {
     ThreadCache* cache = thread_registry::words.current;
     if (cache != nullptr && cache->owner_id() == id) [[likely]] {
       return cache;
     }
     return find_thread_cache();
   }
-  [[nodiscard]] ThreadCache* find_thread_cache();
-  void open_stream(ThreadCache& cache, StreamRef stream);
+  [[nodiscard]] ThreadCache* find_thread_cache() noexcept;
+  [[nodiscard]] ThreadCache* make_thread_cache();
+  void open_stream(ThreadCache& cache, StreamRef stream) noexcept;
   void retire(ThreadCache& cache) noexcept override;
   // Gives cached blocks, linked, to the free lists of their devices.
   void give_central(Chain& chain);

@@ -6,12 +6,21 @@
 
 namespace limbo {
 
-ThreadCache* Allocator::Impl::find_thread_cache() {
+// Null where this thread has no cache: then its calls go the central way.
+ThreadCache* Allocator::Impl::find_thread_cache() noexcept {
   auto& words = thread_registry::words;
   if (words.ended || thread_cache_limit_bytes == 0) return nullptr;
   for (ThreadCache* cache = words.first; cache != nullptr; cache = cache->next_of_thread) {
     if (cache->owner_id() == id) return words.current = cache;
   }
+  try {
+    return words.current = make_thread_cache();
+  } catch (...) {  // no host memory, or no thread-specific key left: it works without
+    return nullptr;
+  }
+}
+
+ThreadCache* Allocator::Impl::make_thread_cache() {
   auto made = std::make_unique<ThreadCache>(*this, id, heaps.size(), thread_cache_limit_bytes);
   ThreadCache* cache = made.get();
   const std::lock_guard registry(thread_registry::mutex());
@@ -21,27 +30,31 @@ ThreadCache* Allocator::Impl::find_thread_cache() {
       const std::lock_guard lock(at->mutex);
       at->counters.add_thread(&cache->counters(at->device));
     }
-    thread_registry::adopt(std::move(made));
+    thread_registry::adopt(made);
   } catch (...) {
     retire(*cache);
     throw;
   }
-  return words.current = cache;
+  return cache;
 }
 
 // Gives this thread a cache for the stream, from its next free on.
-void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) {
+void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept {
+  if (!cache.has_room()) return;
   DeviceHeap& at = *heaps[static_cast<std::size_t>(stream.device)];
-  StreamDepot* depot = nullptr;
-  {
-    const std::lock_guard lock(at.mutex);
-    auto& slot = at.depots[stream.handle];
-    if (slot == nullptr) slot = std::make_unique<StreamDepot>();
-    depot = slot.get();
+  try {
+    StreamDepot* depot = nullptr;
+    {
+      const std::lock_guard lock(at.mutex);
+      auto& slot = at.depots[stream.handle];
+      if (slot == nullptr) slot = std::make_unique<StreamDepot>();
+      depot = slot.get();
+    }
+    auto made = std::make_unique<StreamCache>(stream, *depot);
+    const GateVisit visit(cache.gate());
+    if (visit) cache.add(std::move(made));
+  } catch (const std::bad_alloc&) {  // it works without
   }
-  auto made = std::make_unique<StreamCache>(stream, *depot);
-  const GateVisit visit(cache.gate());
-  if (visit) cache.add(std::move(made));
 }
 
 void Allocator::Impl::retire(ThreadCache& cache) noexcept {

@@ -43,7 +43,7 @@ enum Metric : unsigned {
 inline constexpr std::size_t kKinds = 3;
 
 // One thread's counters for one device. Written by the owner inside its gate; read by anyone.
-class ThreadCounters {
+class alignas(64) ThreadCounters {
  public:
   // A block came out of the cache, or went into it.
   void on_allocate(bool large, std::size_t size_bytes, std::size_t requested_bytes, bool split,
@@ -110,8 +110,8 @@ class DeviceCounters {
   [[nodiscard]] Row total_levels(Metric metric) const noexcept;
   [[nodiscard]] StatByKind stat(Metric metric) const noexcept;
 
-  std::atomic<std::uint64_t> epoch_{1};
-  std::vector<ThreadCounters*> threads_;
+  alignas(64) std::atomic<std::uint64_t> epoch_{1};  // read at every hit: a line of its own
+  alignas(64) std::vector<ThreadCounters*> threads_;
   std::array<Row, kMetrics> ups_{};
   std::array<Row, kMetrics> levels_{};
   std::array<Row, kMetrics> peaks_{};

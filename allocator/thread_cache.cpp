@@ -114,7 +114,7 @@ StreamCache* ThreadCache::find(StreamRef stream) noexcept {
 }
 
 void ThreadCache::add(std::unique_ptr<StreamCache> cache) {
-  if (streams_.size() < kMaxStreams) streams_.push_back(std::move(cache));
+  streams_.push_back(std::move(cache));
 }
 
 void ThreadCache::hold(std::size_t bytes) noexcept {

@@ -74,7 +74,8 @@ class StreamCache {
 
 class ThreadCacheOwner;
 
-class ThreadCache {
+// Aligned, as its counters are, so that no other thread's writes share its cache lines.
+class alignas(64) ThreadCache {
  public:
   // More streams than this are served by the central free lists.
   static constexpr std::size_t kMaxStreams = 64;
@@ -89,6 +90,7 @@ class ThreadCache {
   // Returns what must go to the central free lists: nothing, or, when the cache is over its limit,
   // everything it held.
   [[nodiscard]] Chain put(StreamCache& cache, Block* block) noexcept;
+  // Gives the stream a cache, for which there is room.
   void add(std::unique_ptr<StreamCache> cache);
   [[nodiscard]] ThreadCounters& counters(int device) noexcept {
     return counters_[static_cast<std::size_t>(device)];
@@ -104,6 +106,9 @@ class ThreadCache {
       if (cache->stream().device == device) cache->visit(look);
     }
   }
+
+  // ---- the owner, inside the gate or not ----
+  [[nodiscard]] bool has_room() const noexcept { return streams_.size() < kMaxStreams; }
 
   // ---- any time ----
   // A hint: a sweep may pass this cache by.

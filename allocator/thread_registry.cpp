@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <new>
+
 #include "allocator/error.h"
 
 namespace limbo::thread_registry {
@@ -45,7 +47,7 @@ std::mutex& mutex() {
   return *made;
 }
 
-void adopt(std::unique_ptr<ThreadCache> cache) {
+void adopt(std::unique_ptr<ThreadCache>& cache) {
   if (pthread_setspecific(exit_key(), &words) != 0) throw std::bad_alloc();
   for (ThreadCache** at = &words.first; *at != nullptr;) {
     ThreadCache* old = *at;

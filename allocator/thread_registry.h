@@ -37,9 +37,10 @@ extern thread_local constinit ThreadWords words __attribute__((tls_model("initia
 // Never destroyed.
 [[nodiscard]] std::mutex& mutex();
 
-// Links a cache to this thread; from now on its end retires and deletes it. Caches of allocators
-// that have ended are deleted on the way. Caller holds the registry lock.
-void adopt(std::unique_ptr<ThreadCache> cache);
+// Takes a cache over for this thread, whose end retires and deletes it. Caches of allocators that
+// have ended are deleted on the way. Throws when the thread's end cannot be watched; then the cache
+// is still the caller's. Caller holds the registry lock.
+void adopt(std::unique_ptr<ThreadCache>& cache);
 
 }  // namespace thread_registry
 }  // namespace limbo
