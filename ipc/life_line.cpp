@@ -44,7 +44,7 @@ struct End {
 };
 
 // Constant-initialised: usable before any other static object is made.
-constinit End near_end;  // held, never sent
+constinit End held_end;  // never sent
 constinit End other_end;
 constinit std::atomic<std::uint32_t> made_flags{0};
 constinit std::mutex remake_mutex;  // guards making a lost line anew; nothing is called under it
@@ -82,22 +82,22 @@ void make() noexcept {
     flags = kLate;
     if (descendant_has_driver_files()) flags |= kLateWithChildren;
   }
-  near_end.set(near_fd);
+  held_end.set(near_fd);
   other_end.set(other_fd);
   made_flags.store(flags, std::memory_order_relaxed);
 }
 
 void renew_in_child() noexcept {
-  if (!own_driver_files().any()) near_end.close_if_alive();
-  near_end.fd.store(-1, std::memory_order_relaxed);
+  if (!own_driver_files().any()) held_end.close_if_alive();
+  held_end.fd.store(-1, std::memory_order_relaxed);
   other_end.close_if_alive();
   make();
 }
 
 int far_end() {
   const std::lock_guard lock(remake_mutex);
-  if (!near_end.alive() || !other_end.alive()) {
-    near_end.close_if_alive();
+  if (!held_end.alive() || !other_end.alive()) {
+    held_end.close_if_alive();
     other_end.close_if_alive();
     make();
   }
@@ -110,11 +110,15 @@ int far_end() {
   return other_end.fd.load(std::memory_order_relaxed);
 }
 
+int near_end() noexcept {
+  return held_end.alive() ? held_end.fd.load(std::memory_order_relaxed) : -1;
+}
+
 std::uint32_t flags() {
   std::uint32_t flags = made_flags.load(std::memory_order_relaxed);
   const DriverFiles files = own_driver_files();
   const bool driver_is_lower =
-      files.lowest >= 0 && files.lowest < near_end.fd.load(std::memory_order_relaxed);
+      files.lowest >= 0 && files.lowest < held_end.fd.load(std::memory_order_relaxed);
   if (!files.readable || driver_is_lower) flags |= kLate;
   if (mps_may_be_used()) flags |= kPerhapsMps;
   return flags;

@@ -38,6 +38,9 @@ void renew_in_child() noexcept;
 // none.
 [[nodiscard]] int far_end();
 
+// The end that is held, for Device::hold_while_work_runs; -1: there is none.
+[[nodiscard]] int near_end() noexcept;
+
 // kLate and so on, as things stand now.
 [[nodiscard]] std::uint32_t flags();
 

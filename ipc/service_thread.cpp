@@ -31,6 +31,9 @@ struct ServiceThread::Impl {
   bool stopping = false;
   std::atomic<bool> rung{false};  // set by whoever has written to the bell since the last round
 
+  // Set before the periodics look for work, cleared when they have a deadline: see nudge.
+  std::atomic<bool> no_deadline{false};
+
   // Of the thread alone. Handlers are shared so that one that unwatches itself outlives its call.
   std::map<int, std::shared_ptr<Task>> handlers;
   std::vector<Periodic> periodics;
@@ -106,7 +109,9 @@ void ServiceThread::Impl::run() {
     dispatch(timeout_ms);
     rung.store(false, std::memory_order_seq_cst);  // before looking at what was asked for
     if (!run_tasks()) return;
+    no_deadline.store(true, std::memory_order_seq_cst);
     timeout_ms = run_periodics();
+    if (timeout_ms >= 0) no_deadline.store(false, std::memory_order_relaxed);
   }
 }
 
@@ -156,6 +161,10 @@ void ServiceThread::post(Task task) {
 
 void ServiceThread::ring() {
   impl_->ring();
+}
+
+void ServiceThread::nudge() {
+  if (impl_->no_deadline.load(std::memory_order_seq_cst)) impl_->ring();
 }
 
 void ServiceThread::watch(int fd, Task handler) {

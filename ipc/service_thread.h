@@ -43,6 +43,11 @@ class ServiceThread {
   // Has the periodics called soon. One system call at most; none when the thread is awake anyway.
   void ring();
 
+  // The same, and only where the thread sleeps without a deadline: one load where it does not. For
+  // whoever has just made work for a periodic that said "nothing"; work and looking for it are
+  // under one mutex, so that either the periodic sees the work or this call sees it asleep.
+  void nudge();
+
   // ---- on the thread itself (post from anywhere else) ----------------------------------------
 
   // Calls `handler` whenever `fd` is readable or its other end is closed, until unwatch(fd).

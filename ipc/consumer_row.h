@@ -1,0 +1,71 @@
+// The host's side of one consumer's row: which claim slots are free, and which releases are still
+// on their way.
+//
+// A slot goes round: free -> held (a received block has it) -> landing (its release is enqueued,
+// parked or stored) -> noted (RELEASED was read; the producer has yet to free it) -> free. Slots
+// are taken first in, first out, and a slot is free again only when FREE was read *and* its release
+// was struck off here: both happen in one place, under one lock, so a release can never be struck
+// off after its slot was taken again.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ipc/protocol/claim.h"
+#include "ipc/views.h"
+
+namespace limbo {
+
+class ConsumerRow {
+ public:
+  explicit ConsumerRow(RowView row);
+
+  [[nodiscard]] const RowView& view() const noexcept { return row_; }
+
+  // A free slot for a claim; nothing when there is none. Strikes off what the producer has freed
+  // when half of the row or more is in use.
+  [[nodiscard]] std::optional<std::uint32_t> take();
+  // Gives a slot back that was never HELD.
+  void untake(std::uint32_t slot);
+
+  // RELEASED was stored by the host or read: the slot waits for the producer to free it. (A slot
+  // whose word may still change behind our back is never passed here, and so never taken again.)
+  void released(std::uint32_t slot);
+  // Whether the release of `slot` has landed.
+  [[nodiscard]] bool landed(std::uint32_t slot) const noexcept {
+    return protocol::decode_claim(row_.claim(slot)->load(std::memory_order_acquire)).state !=
+           protocol::ClaimState::kHeld;
+  }
+
+  // True once for every time that the row becomes half full of what the producer should note.
+  [[nodiscard]] bool wants_bell();
+  // Whether the producer, by noting the row, could make room.
+  [[nodiscard]] bool waits_for_producer();
+  // Slots that are neither free nor waiting for the producer.
+  [[nodiscard]] std::uint32_t occupied();
+
+  // A number that no dirty word of this row was ever set to by the GPU.
+  [[nodiscard]] std::uint64_t next_number() noexcept {
+    return number_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+
+ private:
+  void strike_off();
+  [[nodiscard]] std::uint32_t used() const noexcept {
+    return row_.claims() - static_cast<std::uint32_t>(free_.size());
+  }
+
+  const RowView row_;
+  std::atomic<std::uint64_t> number_{0};
+
+  std::mutex mutex_;  // a leaf; guards what follows
+  std::deque<std::uint32_t> free_;
+  std::deque<std::uint32_t> noted_;  // RELEASED or FREE was read
+  bool bell_rung_ = false;
+};
+
+}  // namespace limbo

@@ -1,0 +1,95 @@
+#include "ipc/links.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "allocator/error.h"
+
+namespace limbo {
+
+Links::Links(Device& device, const Incarnation& own, ServiceThread& reaper, ServiceThread& unmapper)
+    : device_(device), own_(own), reaper_(reaper), unmapper_(unmapper) {
+  reaper_.post([this] {
+    reaper_.add_periodic([this](ServiceThread::Clock::time_point now) { return run(now); });
+  });
+}
+
+std::optional<ServiceThread::Clock::time_point> Links::run(ServiceThread::Clock::time_point now) {
+  std::optional<ServiceThread::Clock::time_point> next;
+  for (const auto& link : all()) {
+    const auto wanted = link->run(now);
+    if (wanted && (!next || *wanted < *next)) next = wanted;
+    if (!link->usable()) unmapper_.nudge();  // its idle mappings keep memory of the dead
+  }
+  return next;
+}
+
+std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    // The newest entry of a producer counts: earlier ones have lost their connection.
+    const auto found = std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
+      return entry.producer == address.incarnation;
+    });
+    if (found == entries_.rend()) break;
+    if (found->link) {
+      if (found->link->usable()) return found->link;
+      if (found->link->producer_has_ended()) {
+        throw Error(ErrorCode::kProducerExited, "The process that sent this has ended.",
+                    "Keep the sender alive until its messages are opened.");
+      }
+      break;
+    }
+    connected_.wait(lock);
+  }
+  entries_.push_back({address.incarnation, nullptr});
+  lock.unlock();
+  try {
+    return connect(address);
+  } catch (...) {
+    lock.lock();
+    std::erase_if(entries_, [&](const Entry& entry) {
+      return entry.producer == address.incarnation && entry.link == nullptr;
+    });
+    lock.unlock();
+    connected_.notify_all();
+    throw;
+  }
+}
+
+std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address) {
+  auto link =
+      std::make_shared<ProducerLink>(device_, address.incarnation, shake_hands(address, own_));
+  {
+    const std::lock_guard lock(mutex_);
+    for (Entry& entry : entries_) {
+      if (entry.producer == address.incarnation && entry.link == nullptr) entry.link = link;
+    }
+  }
+  connected_.notify_all();
+  reaper_.post([this, link] { link->watch(reaper_); });
+  return link;
+}
+
+std::vector<std::shared_ptr<ProducerLink>> Links::all() {
+  std::vector<std::shared_ptr<ProducerLink>> links;
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries_) {
+    if (entry.link) links.push_back(entry.link);
+  }
+  return links;
+}
+
+void Links::forget(std::shared_ptr<ProducerLink> link) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [&](const Entry& entry) { return entry.link == link; });
+  }
+  reaper_.post([this, link = std::move(link)]() mutable {
+    link->unwatch(reaper_);
+    unmapper_.post([last = std::move(link)]() mutable { last.reset(); });
+  });
+}
+
+}  // namespace limbo

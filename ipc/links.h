@@ -1,0 +1,51 @@
+// All producers that this process has a standing with.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ipc/producer_link.h"
+#include "ipc/service_thread.h"
+
+namespace limbo {
+
+class Links {
+ public:
+  Links(Device& device, const Incarnation& own, ServiceThread& reaper, ServiceThread& unmapper);
+
+  // The connection to a producer, made if there is none that can be used. Threads that want the
+  // same one at once connect once. Throws as shake_hands does; kProducerExited when the one there
+  // is belongs to a dead producer.
+  [[nodiscard]] std::shared_ptr<ProducerLink> get(const ProducerAddress& address);
+
+  // Every link that still has something, dead ones too.
+  [[nodiscard]] std::vector<std::shared_ptr<ProducerLink>> all();
+
+  // Forgets a link that cannot be used any more. The caller has seen that nothing of it is held,
+  // landing or mapped. Its tables are unmapped on the unmapper, which may wait for kernels.
+  void forget(std::shared_ptr<ProducerLink> link);
+
+ private:
+  struct Entry {
+    Incarnation producer;
+    std::shared_ptr<ProducerLink> link;  // null: somebody is connecting
+  };
+
+  [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address);
+  // The reaper's periodic: makes no device call.
+  [[nodiscard]] std::optional<ServiceThread::Clock::time_point> run(
+      ServiceThread::Clock::time_point now);
+
+  Device& device_;
+  const Incarnation own_;
+  ServiceThread& reaper_;
+  ServiceThread& unmapper_;
+
+  std::mutex mutex_;  // guards entries_; nothing is called under it
+  std::condition_variable connected_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace limbo

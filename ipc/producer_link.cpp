@@ -1,0 +1,173 @@
+#include "ipc/producer_link.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <thread>
+#include <utility>
+
+#include "allocator/error.h"
+#include "ipc/messages.h"
+#include "ipc/packet.h"
+
+namespace limbo {
+namespace {
+
+// How often the waits of a producer that is gone and not quiet are completed: a late write of its
+// GPU may set a timeline back.
+constexpr std::chrono::milliseconds kCompleteAgain{20};
+// How long a claim waits for the producer to note a row that is full of releases.
+constexpr std::chrono::milliseconds kPatienceForANote{200};
+
+SharedMemory map(const char* name, OwnedFd& fd, std::size_t size_bytes, ReceiverMay receiver) {
+  return SharedMemory::map_received(name, fd.release(), size_bytes, receiver);
+}
+
+bool ledger_is(const LedgerView& ledger, const Incarnation& producer) {
+  const LedgerHeader& header = ledger.header();
+  return header.magic.load(std::memory_order_acquire) == kLedgerMagic &&
+         header.version.load(std::memory_order_acquire) == kLedgerVersion &&
+         header.incarnation_high.load(std::memory_order_acquire) == producer.high &&
+         header.incarnation_low.load(std::memory_order_acquire) == producer.low;
+}
+
+}  // namespace
+
+ProducerLink::ProducerLink(Device& device, const Incarnation& producer, Handshake&& hands)
+    : device_(device),
+      producer_(producer),
+      capacities_(hands.capacities),
+      socket_(std::move(hands.socket)),
+      pidfd_(::fcntl(hands.pidfd.get(), F_DUPFD_CLOEXEC, 0)),
+      ledger_memory_(
+          map("limbo-ledger", hands.ledger, ledger_layout(capacities_).total, ReceiverMay::kRead)),
+      timelines_memory_(map("limbo-timelines", hands.timelines, timelines_bytes(capacities_),
+                            ReceiverMay::kWrite)),
+      row_memory_(map("limbo-row", hands.row, row_layout(capacities_).total, ReceiverMay::kWrite)),
+      ledger_(ledger_memory_.data(), capacities_),
+      row_(RowView(row_memory_.data(), capacities_)),
+      imports_(device, row_.view(), ledger_),
+      watched_pidfd_(std::move(hands.pidfd)),
+      watched_life_line_(std::move(hands.life_line)),
+      life_line_flags_(hands.life_line_flags) {
+  if (!ledger_is(ledger_, producer_)) {
+    throw Error(ErrorCode::kNoChannel,
+                "The sender's ledger is not of version " + std::to_string(kLedgerVersion) +
+                    ", or of another process.",
+                "Use the same version of Limbo in both processes.");
+  }
+  device_.register_host_memory(row_memory_.host_memory(row_layout(capacities_).gpu_end));
+  try {
+    device_.register_host_memory(timelines_memory_.host_memory(timelines_memory_.size_bytes()));
+  } catch (...) {
+    device_.unregister_host_memory(row_memory_.data());
+    throw;
+  }
+}
+
+ProducerLink::~ProducerLink() {
+  for (void* data : {timelines_memory_.data(), row_memory_.data()}) {
+    try {
+      device_.unregister_host_memory(data);
+    } catch (const Error&) {
+      // The driver is gone or broken: it lets go of the memory with the process.
+    }
+  }
+}
+
+bool ProducerLink::producer_has_ended() const noexcept {
+  return orphaned() || is_readable(pidfd_.get());
+}
+
+void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {
+  if (point.number == 0) return;
+  if (point.owner != 0) {
+    throw Error(ErrorCode::kNotAvailableYet, "Receiving a forwarded message is not available yet.",
+                "Receive it from its owner.");
+  }
+  if (point.index >= capacities_.timelines) {
+    throw Error(ErrorCode::kBadDescriptor, "The message names timeline " +
+                                               std::to_string(point.index) + " of " +
+                                               std::to_string(capacities_.timelines) + ".");
+  }
+  const auto* timelines = static_cast<const std::byte*>(timelines_memory_.data());
+  const auto* word =
+      reinterpret_cast<const std::uint64_t*>(timelines + point.index * sizeof(Timeline));
+  device_.wait_word(stream, word, point.number);
+}
+
+void ProducerLink::decline(std::uint32_t export_index, std::uint64_t generation) noexcept {
+  try {
+    (void)send_packet(socket_.get(), encode(Decline{export_index, generation}));
+  } catch (const std::exception&) {
+    // No memory for a message: the promise ends by its time limit.
+  }
+}
+
+void ProducerLink::ring_half_full() noexcept {
+  try {
+    (void)send_packet(socket_.get(), encode_row_half_full());
+  } catch (const std::exception&) {
+    // As above; the next claim rings again.
+  }
+}
+
+std::optional<std::uint32_t> ProducerLink::take_slot() {
+  auto slot = row_.take();
+  if (slot) {
+    if (row_.wants_bell()) ring_half_full();
+    return slot;
+  }
+  const auto until = std::chrono::steady_clock::now() + kPatienceForANote;
+  while (!slot && row_.waits_for_producer() && std::chrono::steady_clock::now() < until) {
+    ring_half_full();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    slot = row_.take();
+  }
+  return slot;
+}
+
+void ProducerLink::watch(ServiceThread& reaper) {
+  // What the signs mean is looked at in the periodic, which follows every event.
+  watch_ = std::make_unique<PeerWatch>(reaper, std::move(watched_pidfd_),
+                                       std::move(watched_life_line_), life_line_flags_, [] {});
+  reaper.watch(socket_.get(), [this, &reaper] { read_connection(reaper); });
+}
+
+void ProducerLink::unwatch(ServiceThread& reaper) {
+  watch_.reset();
+  reaper.unwatch(socket_.get());
+}
+
+void ProducerLink::read_connection(ServiceThread& reaper) {
+  Packet packet;
+  const PacketStatus status = receive_packet(socket_.get(), packet);
+  if (status != PacketStatus::kClosed) return;  // an error about a message of ours: nobody waits
+  reaper.unwatch(socket_.get());
+  lost_.store(true);
+  watch_->signs().connection_closed = true;
+}
+
+std::optional<DeathSigns::Clock::time_point> ProducerLink::run(DeathSigns::Clock::time_point now) {
+  if (!watch_) return std::nullopt;  // not watched yet
+  const bool context_lost = ledger_.header().context_lost.load(std::memory_order_acquire) != 0;
+  DeathSigns& signs = watch_->signs();
+  const auto quiet_at = signs.quiet_at(now);
+  if (completed_ || (!signs.gone() && !context_lost)) return std::nullopt;
+  if (signs.gone()) gone_.store(true, std::memory_order_release);
+  complete_waits();
+  if (quiet_at && *quiet_at <= now) {
+    completed_ = true;
+    return std::nullopt;
+  }
+  return now + kCompleteAgain;
+}
+
+void ProducerLink::complete_waits() noexcept {
+  auto* timelines = static_cast<Timeline*>(timelines_memory_.data());
+  for (std::uint32_t index = 0; index < capacities_.timelines; ++index) {
+    timelines[index].value.store(protocol::kTimelineEnded, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace limbo

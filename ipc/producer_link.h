@@ -1,0 +1,89 @@
+// One consumer's standing with one producer: the connection, the mapped tables, the claim slots and
+// the mapped pieces. Made by links.h, shared by the received blocks; it ends when the producer is
+// dead (or the connection is lost) and nothing of it is held or landing any more.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "allocator/device/device.h"
+#include "ipc/consumer_row.h"
+#include "ipc/handshake.h"
+#include "ipc/import_cache.h"
+#include "ipc/lease_watch.h"
+#include "ipc/shared_memory.h"
+
+namespace limbo {
+
+class ProducerLink {
+ public:
+  // Maps the tables and registers them with the device. Throws kNoChannel or kDeviceError; then the
+  // producer sees a consumer that holds nothing.
+  ProducerLink(Device& device, const Incarnation& producer, Handshake&& hands);
+  // Unmaps the tables; everything has landed and nothing waits on them.
+  ~ProducerLink();
+  ProducerLink(const ProducerLink&) = delete;
+  ProducerLink& operator=(const ProducerLink&) = delete;
+
+  [[nodiscard]] const Incarnation& producer() const noexcept { return producer_; }
+  [[nodiscard]] const LedgerView& ledger() const noexcept { return ledger_; }
+  [[nodiscard]] ConsumerRow& row() noexcept { return row_; }
+  [[nodiscard]] ImportCache& imports() noexcept { return imports_; }
+
+  // Whether new claims can be made.
+  [[nodiscard]] bool usable() const noexcept { return !orphaned() && !lost_.load(); }
+  // The producer has ended.
+  [[nodiscard]] bool orphaned() const noexcept { return gone_.load(std::memory_order_acquire); }
+  // The same, without waiting for the reaper to notice: looks at the pidfd.
+  [[nodiscard]] bool producer_has_ended() const noexcept;
+
+  // Later work of `stream` waits for what `point` names. Throws kBadDescriptor for a timeline that
+  // cannot exist, kNotAvailableYet for a forwarder's.
+  void wait(StreamRef stream, const TimelinePoint& point);
+
+  // Messages to the producer; one that cannot be sent is dropped (the producer is dead, or so far
+  // behind that it notes everything anyway).
+  void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
+  void ring_half_full() noexcept;
+
+  // A slot for a claim. When the row is full of what only the producer can free, rings and waits
+  // for it, a fraction of a second at most.
+  [[nodiscard]] std::optional<std::uint32_t> take_slot();
+
+  // ---- the reaper's --------------------------------------------------------------------------
+
+  void watch(ServiceThread& reaper);
+  void unwatch(ServiceThread& reaper);
+  // Completes the waits of a dead producer; when to be called again, if at all. No device call.
+  [[nodiscard]] std::optional<DeathSigns::Clock::time_point> run(DeathSigns::Clock::time_point now);
+
+ private:
+  void read_connection(ServiceThread& reaper);
+  void complete_waits() noexcept;
+
+  Device& device_;
+  const Incarnation producer_;
+  const Capacities capacities_;
+  OwnedFd socket_;
+  OwnedFd pidfd_;  // a copy; the watch has its own
+  const SharedMemory ledger_memory_;
+  const SharedMemory timelines_memory_;
+  const SharedMemory row_memory_;
+  const LedgerView ledger_;
+  ConsumerRow row_;
+  ImportCache imports_;
+  std::atomic<bool> gone_{false};
+  std::atomic<bool> lost_{false};  // the connection is closed
+
+  // Of the reaper alone:
+  OwnedFd watched_pidfd_;
+  OwnedFd watched_life_line_;
+  std::uint32_t life_line_flags_ = 0;
+  std::unique_ptr<PeerWatch> watch_;
+  bool completed_ = false;  // the producer is quiet and its waits are completed for good
+};
+
+}  // namespace limbo

@@ -1,0 +1,328 @@
+#include "ipc/receive.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "allocator/error.h"
+#include "ipc/fail_points.h"
+#include "ipc/fork_guard.h"
+
+namespace limbo {
+namespace {
+
+// How long a claim looks at an export that its producer is deciding about: a producer may have been
+// stopped just there.
+constexpr std::chrono::milliseconds kClosingPatience{1};
+
+// What the ledger says about an export, read once, after the claim stands.
+struct ExportFacts {
+  PieceFacts piece;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  TimelinePoint points[2];
+};
+
+[[noreturn]] void mismatch(const std::string& what) {
+  throw Error(ErrorCode::kBadDescriptor,
+              "The message does not match its sender's ledger: " + what + ".",
+              "Pass descriptors on exactly as share() returned them.");
+}
+
+PieceFacts read_piece(const LedgerView& ledger, const ExportTicket& ticket) {
+  if (ticket.piece_index >= ledger.capacities().pieces) mismatch("its piece is out of range");
+  const PieceRow& row = ledger.piece(ticket.piece_index);
+  const std::uint64_t word = row.word.load(std::memory_order_acquire);
+  if ((word & kPieceInUse) == 0 || piece_generation(word) != ticket.piece_generation) {
+    mismatch("its piece is another one now");
+  }
+  PieceFacts piece;
+  piece.index = ticket.piece_index;
+  piece.generation = ticket.piece_generation;
+  piece.size_bytes = row.size_bytes.load(std::memory_order_relaxed);
+  for (std::size_t byte = 0; byte < 16; ++byte) {
+    const std::uint64_t half = row.uuid[byte / 8].load(std::memory_order_relaxed);
+    piece.uuid.bytes[byte] = static_cast<std::uint8_t>(half >> (8 * (byte % 8)));
+  }
+  piece.handle.kind = static_cast<HandleKind>(row.handle_kind.load(std::memory_order_relaxed));
+  for (std::size_t byte = 0; byte < 64; ++byte) {
+    const std::uint64_t word_of_handle = row.handle[byte / 8].load(std::memory_order_relaxed);
+    piece.handle.bytes[byte] = static_cast<std::byte>(word_of_handle >> (8 * (byte % 8)));
+  }
+  if (piece.handle.kind != HandleKind::kRuntimeIpc) {
+    throw Error(ErrorCode::kNotAvailableYet,
+                "Memory lent by a handle of kind " +
+                    std::to_string(static_cast<unsigned>(piece.handle.kind)) +
+                    " is not available yet.");
+  }
+  return piece;
+}
+
+// The ledger is believed; where the descriptor says something else, it is a forgery.
+ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
+  const ExportRow& row = ledger.export_row(ticket.export_index);
+  ExportFacts facts;
+  facts.offset_bytes = row.offset_bytes.load(std::memory_order_relaxed);
+  facts.size_bytes = row.size_bytes.load(std::memory_order_relaxed);
+  for (std::size_t index = 0; index < 2; ++index) {
+    const std::uint64_t where = row.point_where[index].load(std::memory_order_relaxed);
+    facts.points[index] = {static_cast<std::uint32_t>(where >> 32),
+                           static_cast<std::uint32_t>(where & 0xffff'ffffU),
+                           row.point_number[index].load(std::memory_order_relaxed)};
+    if (facts.points[index] != ticket.points[index]) mismatch("its timelines differ");
+  }
+  if (row.first_piece.load(std::memory_order_relaxed) != ticket.piece_index ||
+      row.piece_generation.load(std::memory_order_relaxed) != ticket.piece_generation ||
+      row.piece_count.load(std::memory_order_relaxed) != ticket.piece_count) {
+    mismatch("its piece differs");
+  }
+  if (facts.offset_bytes != ticket.offset_bytes || facts.size_bytes != ticket.size_bytes) {
+    mismatch("its range differs");
+  }
+  facts.piece = read_piece(ledger, ticket);
+  if (facts.piece.size_bytes != ticket.piece_size_bytes || facts.piece.uuid != ticket.device_uuid) {
+    mismatch("its piece's size or device differs");
+  }
+  return facts;
+}
+
+// A claim that stands, as the receiver of a block sees it.
+class ClaimedBlock : public ReceivedBlock {
+ public:
+  ClaimedBlock(ReleaseQueue& releases, ReceiveCounts& counts)
+      : releases_(releases), counts_(counts) {
+    job_.streams.reserve(4);
+  }
+  ~ClaimedBlock() override {
+    if (!released_.load()) release();
+  }
+
+  void fill(const ExportFacts& facts, const StreamUse& home) {
+    key_ = {job_.link->producer(), facts.piece.index, facts.piece.generation,
+            facts.offset_bytes,    facts.size_bytes,  job_.mapping->device()};
+    data_ = static_cast<std::byte*>(job_.mapping->base()) + facts.offset_bytes;
+    job_.streams.push_back(home);
+    released_.store(false);
+  }
+  [[nodiscard]] ReleaseJob& job() noexcept { return job_; }
+
+  [[nodiscard]] void* data() const noexcept override { return data_; }
+  [[nodiscard]] std::size_t size_bytes() const noexcept override { return key_.size_bytes; }
+  [[nodiscard]] int device() const noexcept override { return key_.device; }
+  [[nodiscard]] const ReceivedKey& key() const noexcept override { return key_; }
+  [[nodiscard]] bool same_process() const noexcept override { return false; }
+  [[nodiscard]] bool orphaned() const noexcept override { return link_of_life_->orphaned(); }
+
+  void record_stream(StreamRef stream) override {
+    fork_guard::begin_use();
+    const StreamUse use{stream, device_->stream_id(stream)};
+    const std::lock_guard lock(mutex_);
+    if (released_.load()) return;
+    if (std::find(job_.streams.begin(), job_.streams.end(), use) == job_.streams.end()) {
+      job_.streams.push_back(use);
+    }
+  }
+
+  void release() noexcept override {
+    if (fork_guard::is_forked_child()) return;  // it is the parent's
+    ReleaseJob job;
+    {
+      const std::lock_guard lock(mutex_);
+      if (released_.exchange(true)) {
+        counts_.double_releases.fetch_add(1, std::memory_order_relaxed);
+        return;
+      }
+      job = std::move(job_);
+    }
+    counts_.releases.fetch_add(1, std::memory_order_relaxed);
+    releases_.release(std::move(job));
+  }
+
+  void belong_to(Device& device, std::shared_ptr<ProducerLink> link) {
+    device_ = &device;
+    link_of_life_ = link;
+    job_.link = std::move(link);
+  }
+
+ private:
+  ReleaseQueue& releases_;
+  ReceiveCounts& counts_;
+  Device* device_ = nullptr;
+  std::shared_ptr<ProducerLink> link_of_life_;  // outlives the release: orphaned() asks it
+  ReceivedKey key_;
+  void* data_ = nullptr;
+  std::atomic<bool> released_{true};  // until fill
+  std::mutex mutex_;                  // guards job_; a leaf
+  ReleaseJob job_;
+};
+
+}  // namespace
+
+// A claim that stands until somebody takes it over: else the host releases it, since no device work
+// has used the block yet.
+class Receiver::Claim {
+ public:
+  Claim(std::shared_ptr<ProducerLink> link, const protocol::Release& release,
+        ServiceThread& unmapper)
+      : link_(std::move(link)), release_(release), unmapper_(unmapper) {}
+  Claim(Claim&& other) noexcept
+      : link_(std::move(other.link_)),
+        release_(other.release_),
+        mapping_(other.mapping_),
+        unmapper_(other.unmapper_) {}
+  Claim& operator=(Claim&&) = delete;
+  ~Claim() {
+    if (!link_) return;
+    protocol::StdMemory memory;
+    protocol::release_by_host(memory, link_->row().view(), release_.slot, release_.target);
+    link_->row().released(release_.slot);
+    if (mapping_ != nullptr && link_->imports().let_go(mapping_)) unmapper_.nudge();
+  }
+
+  Mapping* map(const PieceFacts& piece, int device) {
+    mapping_ = link_->imports().hold(piece, device);
+    return mapping_;
+  }
+  void hand_over(ReleaseJob& job) noexcept {
+    job.release = release_;
+    job.mapping = mapping_;
+    link_.reset();
+  }
+
+ private:
+  std::shared_ptr<ProducerLink> link_;
+  protocol::Release release_;
+  Mapping* mapping_ = nullptr;
+  ServiceThread& unmapper_;
+};
+
+Receiver::Receiver(Device& device, Links& links, ReleaseQueue& releases, ServiceThread& unmapper,
+                   ReceiveCounts& counts)
+    : device_(device), links_(links), releases_(releases), unmapper_(unmapper), counts_(counts) {}
+
+std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
+                                                 const ReceiveOptions& options) {
+  if (descriptor.boot != boot_id()) {
+    throw Error(ErrorCode::kProducerExited,
+                "The message was sent before this machine was last started, or on another one.",
+                "Both processes must run on one machine.");
+  }
+  const ExportTicket& ticket = descriptor.ticket;
+  const std::shared_ptr<ProducerLink> link =
+      links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name});
+  if (ticket.export_index >= link->ledger().capacities().exports) {
+    mismatch("its export is out of range");
+  }
+  auto block = std::make_unique<ClaimedBlock>(releases_, counts_);
+  block->belong_to(device_, link);
+
+  Claim claimed = claim(link, ticket);
+  LIMBO_FAIL_POINT("receive.after_claim");
+  const ExportFacts facts = read_export(link->ledger(), ticket);
+  const int device = choose_device(facts.piece.uuid, options);
+  const StreamUse home = receiving_stream(device_, device, options);
+  claimed.map(facts.piece, device);
+  for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
+  LIMBO_FAIL_POINT("receive.after_wait");
+  claimed.hand_over(block->job());
+  block->fill(facts, home);
+  counts_.receives.fetch_add(1, std::memory_order_relaxed);
+  return block;
+}
+
+Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
+                                const ExportTicket& ticket) const {
+  std::optional<std::uint32_t> slot;
+  try {
+    LIMBO_FAIL_POINT("receive.before_slot");
+    slot = link->take_slot();
+    if (!slot) {
+      releases_.poll();
+      slot = link->take_slot();
+    }
+  } catch (...) {
+    link->decline(ticket.export_index, ticket.generation);
+    throw;
+  }
+  if (!slot) {
+    link->decline(ticket.export_index, ticket.generation);
+    throw Error(ErrorCode::kLedgerFull,
+                "This process holds " + std::to_string(link->row().view().claims()) +
+                    " messages of one sender, as many as the sender's table takes.",
+                "Raise the option ledger_claims (LIMBO_LEDGER_CLAIMS) in the sender, or let go of "
+                "received tensors.");
+  }
+  const protocol::ClaimTarget target{ticket.export_index, ticket.generation};
+  const auto until = std::chrono::steady_clock::now() + kClosingPatience;
+  protocol::StdMemory memory;
+  const auto verdict =
+      protocol::claim(memory, link->row().view(), *slot,
+                      link->ledger().export_word(ticket.export_index), target, [&] {
+                        std::this_thread::yield();
+                        return std::chrono::steady_clock::now() < until;
+                      });
+  if (verdict == protocol::ClaimVerdict::kStands) return {link, {*slot, target}, unmapper_};
+  link->row().released(*slot);
+  if (link->producer_has_ended()) {
+    throw Error(ErrorCode::kProducerExited, "The process that sent this has ended.",
+                "Keep the sender alive until its messages are opened.");
+  }
+  throw_verdict(verdict);
+}
+
+int Receiver::choose_device(const Uuid& owner, const ReceiveOptions& options) const {
+  const int count = device_.device_count();
+  if (options.device) {
+    if (*options.device >= 0 && *options.device < count) return *options.device;
+    throw Error(ErrorCode::kBadArgument, "device is " + std::to_string(*options.device) + ".",
+                "This process has devices 0 to " + std::to_string(count - 1) + ".");
+  }
+  std::string visible;
+  for (int index = 0; index < count; ++index) {
+    const Uuid uuid = device_.uuid(index);
+    if (uuid == owner) return index;
+    visible += (visible.empty() ? "" : ", ") + to_string(uuid);
+  }
+  throw Error(ErrorCode::kDeviceNotVisible,
+              "The memory is on GPU " + to_string(owner) + "; this process sees " +
+                  (visible.empty() ? "none" : visible) + ".",
+              "Make that GPU visible, or name one of this process's GPUs with device=, which reads "
+              "it over the link between them.");
+}
+
+StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& options) {
+  if (!device.has_stream_memory_operations(index)) {
+    throw Error(ErrorCode::kDeviceError,
+                "Device " + std::to_string(index) +
+                    " has no stream memory operations, so nothing can be received on it.");
+  }
+  const StreamRef stream{index,
+                         options.current_stream ? options.current_stream(index) : StreamHandle{}};
+  if (device.is_capturing(stream)) {
+    throw Error(ErrorCode::kBadArgument, "The receiving stream is being captured into a graph.",
+                "Receive before the capture begins.");
+  }
+  return {stream, device.stream_id(stream)};
+}
+
+void throw_verdict(protocol::ClaimVerdict verdict) {
+  switch (verdict) {
+    case protocol::ClaimVerdict::kWithdrawn:
+      throw Error(ErrorCode::kWithdrawn, "The sender has taken this message back.",
+                  "Ask the sender for another one.");
+    case protocol::ClaimVerdict::kExpired:
+      throw Error(ErrorCode::kExpired,
+                  "This message was opened after its time limit; its memory has been freed.",
+                  "Open it earlier, or send with a longer time limit (option "
+                  "message_time_limit_ms).");
+    default:
+      throw Error(ErrorCode::kGone,
+                  "This message is over: it was opened and let go before, and its memory is the "
+                  "sender's again.",
+                  "Open a message once, and keep what it gives for as long as it is needed.");
+  }
+}
+
+}  // namespace limbo

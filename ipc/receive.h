@@ -1,0 +1,52 @@
+// Receiving from another process: claim, check against the ledger, map, wait, hand out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "allocator/device/device.h"
+#include "ipc/descriptor.h"
+#include "ipc/links.h"
+#include "ipc/release_queue.h"
+#include "ipc/sharing.h"
+
+namespace limbo {
+
+struct ReceiveCounts {
+  std::atomic<std::uint64_t> receives{0};
+  std::atomic<std::uint64_t> releases{0};
+  std::atomic<std::uint64_t> double_releases{0};
+};
+
+class Receiver {
+ public:
+  Receiver(Device& device, Links& links, ReleaseQueue& releases, ServiceThread& unmapper,
+           ReceiveCounts& counts);
+
+  // The block that a descriptor of another process names. Errors as Sharing::receive.
+  [[nodiscard]] std::unique_ptr<ReceivedBlock> receive(const Descriptor& descriptor,
+                                                       const ReceiveOptions& options);
+
+ private:
+  class Claim;
+
+  [[nodiscard]] Claim claim(const std::shared_ptr<ProducerLink>& link,
+                            const ExportTicket& ticket) const;
+  [[nodiscard]] int choose_device(const Uuid& owner, const ReceiveOptions& options) const;
+
+  Device& device_;
+  Links& links_;
+  ReleaseQueue& releases_;
+  ServiceThread& unmapper_;  // told of mappings that become idle
+  ReceiveCounts& counts_;
+};
+
+// The stream that receives on `device`, checked: it can wait on words and is not being captured.
+[[nodiscard]] StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& options);
+
+// Throws what a consumer meets whose claim does not stand.
+[[noreturn]] void throw_verdict(protocol::ClaimVerdict verdict);
+
+}  // namespace limbo

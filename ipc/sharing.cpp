@@ -1,0 +1,269 @@
+#include "ipc/sharing_service.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "allocator/error.h"
+#include "allocator/options.h"
+#include "ipc/channel.h"
+#include "ipc/descriptor.h"
+#include "ipc/fork_guard.h"
+#include "ipc/ledger_options.h"
+#include "ipc/life_line.h"
+#include "ipc/links.h"
+#include "ipc/own_open.h"
+#include "ipc/receive.h"
+#include "ipc/release_queue.h"
+#include "ipc/unmapper.h"
+
+namespace limbo {
+namespace {
+
+using Clock = ServiceThread::Clock;
+
+// How often the producer looks when nothing asks it to: while freed blocks wait for readers (more
+// slowly while nothing comes back), and while exports are open.
+constexpr std::chrono::milliseconds kCollectSoon{10};
+constexpr std::chrono::milliseconds kCollectLater{50};
+constexpr std::chrono::milliseconds kLookForLimbo{100};
+constexpr std::chrono::milliseconds kDrainStep{1};
+
+}  // namespace
+
+// What every process has that shares or receives: the background threads and the consumer's side.
+struct SharingService::Engine {
+  Engine(Device& its_device, const Incarnation& own)
+      : device(its_device),
+        links(device, own, reaper, unmapper_thread),
+        releases(device, worker, unmapper_thread),
+        receiver(device, links, releases, unmapper_thread, counts),
+        unmapper(device, links, releases) {
+    worker.post([this] {
+      worker.add_periodic([this](Clock::time_point now) { return releases.run(now); });
+    });
+    unmapper_thread.post([this] {
+      unmapper_thread.add_periodic([this](Clock::time_point now) { return unmapper.run(now); });
+    });
+  }
+
+  Device& device;
+  ServiceThread reaper{"limbo-reaper"};
+  ServiceThread worker{"limbo-worker"};
+  ServiceThread unmapper_thread{"limbo-unmapper"};
+  ReceiveCounts counts;
+  Links links;
+  ReleaseQueue releases;
+  Receiver receiver;
+  Unmapper unmapper;
+};
+
+// What a process has that lends.
+struct SharingService::Lending : LeaseKeeper {
+  Lending(Engine& its_engine, Allocator& allocator, const Incarnation& own)
+      : engine(its_engine),
+        producer(engine.device, allocator, own, capacities_from_options()),
+        own_opens(engine.device, allocator, engine.worker),
+        channel(engine.reaper, engine.worker, *this, own) {
+    allocator.set_lender(&producer);
+    allocator.add_free_memory_callback([this] { return producer.collect(); });
+    engine.worker.post([this] {
+      engine.worker.add_periodic([this](Clock::time_point now) { return look(now); });
+      engine.worker.add_periodic([this](Clock::time_point now) { return own_opens.run(now); });
+    });
+  }
+
+  std::optional<Clock::time_point> look(Clock::time_point now) {
+    producer.run_time_limits(now);
+    std::optional<Clock::time_point> next = producer.next_deadline();
+    const auto wake_at = [&](Clock::time_point when) {
+      if (!next || when < *next) next = when;
+    };
+    if (producer.has_limbo()) {
+      if (now >= next_collect) {
+        interval = producer.collect() ? kCollectSoon : std::min(2 * interval, kCollectLater);
+        next_collect = now + interval;
+      }
+      wake_at(next_collect);
+      return next;
+    }
+    interval = kCollectSoon;
+    // A free does not wake anybody, so somebody has to look whether there is limbo now.
+    SharingStats stats;
+    producer.add_stats(stats);
+    if (stats.exports_open > 0) wake_at(now + kLookForLimbo);
+    return next;
+  }
+
+  LeaseGrant add_lease(const LeasePeer& peer) override { return producer.add_lease(peer); }
+  void lease_gone(std::uint32_t lease, const std::string& why) override {
+    producer.lease_gone(lease, why);
+  }
+  void lease_quiet(std::uint32_t lease) override { producer.lease_quiet(lease); }
+  void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
+    producer.decline(lease, index, generation);
+  }
+  void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
+
+  Engine& engine;
+  Producer producer;
+  OwnOpens own_opens;
+  std::chrono::milliseconds interval = kCollectSoon;  // of the worker alone, as the next
+  Clock::time_point next_collect{};
+  Channel channel;
+};
+
+SharingService::SharingService(DeviceSource device, AllocatorSource allocator)
+    : device_source_(device), allocator_source_(allocator) {}
+
+SharingService::~SharingService() = default;
+
+SharingService::Engine& SharingService::engine() {
+  if (Engine* made = engine_.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(making_);
+  if (engine_.load(std::memory_order_relaxed) == nullptr) {
+    owned_incarnation_ = random_incarnation();
+    Device& device = device_source_();
+    if (const int line = life_line::near_end(); line >= 0) device.hold_while_work_runs(line);
+    owned_engine_ = std::make_unique<Engine>(device, owned_incarnation_);
+    if (on_start_ != nullptr) on_start_();
+    engine_.store(owned_engine_.get(), std::memory_order_release);
+  }
+  return *owned_engine_;
+}
+
+SharingService::Lending& SharingService::lending() {
+  Engine& with = engine();
+  if (Lending* made = lending_.load(std::memory_order_acquire)) return *made;
+  Allocator& allocator = allocator_source_();
+  const std::lock_guard lock(making_);
+  if (lending_.load(std::memory_order_relaxed) == nullptr) {
+    owned_lending_ = std::make_unique<Lending>(with, allocator, owned_incarnation_);
+    lending_.store(owned_lending_.get(), std::memory_order_release);
+  }
+  return *owned_lending_;
+}
+
+Bytes SharingService::share(const void* data, std::size_t size_bytes, const ShareOptions& options,
+                            ByteSpan extra) {
+  fork_guard::begin_use();
+  Descriptor descriptor;
+  descriptor.extra.assign(extra.begin(), extra.end());
+  check_extra(descriptor.extra.size());
+  Lending& lend = lending();
+  descriptor.producer = owned_incarnation_;
+  descriptor.boot = boot_id();
+  descriptor.directory = lend.channel.directory();
+  descriptor.socket_name = lend.channel.socket_name();
+  descriptor.ticket = lend.producer.share(data, size_bytes, options);
+  lend.engine.worker.nudge();
+  try {
+    return encode_descriptor(descriptor);
+  } catch (...) {
+    lend.producer.withdraw(descriptor.ticket.export_index, descriptor.ticket.generation);
+    throw;
+  }
+}
+
+Received SharingService::receive(ByteSpan bytes, const ReceiveOptions& options) {
+  fork_guard::begin_use();
+  Descriptor descriptor = decode_descriptor(bytes);
+  Engine& with = engine();
+  Received received;
+  if (descriptor.producer == owned_incarnation_) {
+    Lending& lend = lending();
+    received.block = open_own_block(descriptor, options, with.device, lend.producer, lend.own_opens,
+                                    with.counts);
+  } else {
+    received.block = with.receiver.receive(descriptor, options);
+  }
+  received.extra = std::move(descriptor.extra);
+  return received;
+}
+
+Bytes SharingService::peek_extra(ByteSpan descriptor) {
+  return decode_descriptor(descriptor).extra;
+}
+
+void SharingService::withdraw(ByteSpan bytes) {
+  fork_guard::begin_use();
+  const Descriptor descriptor = decode_descriptor(bytes);
+  Lending* lend = lending_.load(std::memory_order_acquire);
+  if (lend == nullptr || descriptor.producer != owned_incarnation_) {
+    throw Error(ErrorCode::kBadArgument, "This message was sent by another process.",
+                "Withdraw it where it was sent.");
+  }
+  lend->producer.withdraw(descriptor.ticket.export_index, descriptor.ticket.generation);
+}
+
+bool SharingService::collect() {
+  fork_guard::begin_use();
+  Lending* lend = lending_.load(std::memory_order_acquire);
+  return lend != nullptr && lend->producer.collect();
+}
+
+std::vector<Holder> SharingService::holders() {
+  fork_guard::begin_use();
+  Lending* lend = lending_.load(std::memory_order_acquire);
+  return lend != nullptr ? lend->producer.holders() : std::vector<Holder>{};
+}
+
+SharingStats SharingService::stats() {
+  fork_guard::begin_use();
+  SharingStats stats;
+  if (Lending* lend = lending_.load(std::memory_order_acquire)) lend->producer.add_stats(stats);
+  Engine* with = engine_.load(std::memory_order_acquire);
+  if (with == nullptr) return stats;
+  with->releases.poll();
+  stats.receives = with->counts.receives.load();
+  stats.releases = with->counts.releases.load();
+  stats.double_releases = with->counts.double_releases.load();
+  stats.releases_pending = with->releases.pending();
+  for (const auto& link : with->links.all()) {
+    const ImportCounts counts = link->imports().counts();
+    stats.pieces_mapped += counts.mapped;
+    stats.opens += counts.opens;
+    stats.closes += counts.closes;
+  }
+  return stats;
+}
+
+bool SharingService::drain(std::chrono::milliseconds at_most) {
+  fork_guard::begin_use();
+  Lending* lend = lending_.load(std::memory_order_acquire);
+  if (lend == nullptr) return true;
+  const Clock::time_point until = Clock::now() + at_most;
+  while (true) {
+    (void)lend->producer.collect();
+    if (lend->producer.drained()) return true;
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_for(kDrainStep);
+  }
+}
+
+Incarnation SharingService::incarnation() {
+  fork_guard::begin_use();
+  (void)engine();
+  return owned_incarnation_;
+}
+
+void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
+  try {
+    if (Lending* lend = lending_.load(std::memory_order_acquire)) {
+      (void)drain(drain_at_most);
+      lend->channel.remove_socket();
+    }
+  } catch (const std::exception&) {
+    // The process ends in any case.
+  }
+  if (Engine* with = engine_.load(std::memory_order_acquire)) with->releases.stop();
+}
+
+void SharingService::check_extra(std::size_t size_bytes) {
+  if (size_bytes <= kMaxExtraBytes) return;
+  throw Error(ErrorCode::kBadArgument,
+              "The extra part has " + std::to_string(size_bytes) + " bytes.",
+              "At most " + std::to_string(kMaxExtraBytes) + " travel with a descriptor.");
+}
+
+}  // namespace limbo

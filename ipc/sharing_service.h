@@ -1,0 +1,62 @@
+// The implementation of Sharing: puts the parts of ipc/ together. There is one per process
+// (process.cpp), made at the first call and never destroyed.
+//
+// Threads, device and listener start at the first use that needs them: the consumer's side at the
+// first receive of a foreign message, the producer's at the first share.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "ipc/sharing.h"
+
+namespace limbo {
+
+class SharingService : public Sharing {
+ public:
+  using DeviceSource = Device& (*)();
+  using AllocatorSource = Allocator& (*)();
+
+  SharingService(DeviceSource device, AllocatorSource allocator);
+  ~SharingService() override;
+
+  [[nodiscard]] Bytes share(const void* data, std::size_t size_bytes, const ShareOptions& options,
+                            ByteSpan extra) override;
+  [[nodiscard]] Received receive(ByteSpan descriptor, const ReceiveOptions& options) override;
+  [[nodiscard]] Bytes peek_extra(ByteSpan descriptor) override;
+  void withdraw(ByteSpan descriptor) override;
+  bool collect() override;
+  [[nodiscard]] std::vector<Holder> holders() override;
+  [[nodiscard]] SharingStats stats() override;
+  bool drain(std::chrono::milliseconds at_most) override;
+  [[nodiscard]] Incarnation incarnation() override;
+
+  // Called once, after the threads have started. Before the first use only.
+  void when_started(void (*callback)()) noexcept { on_start_ = callback; }
+
+  // The process ends: waits until what is in flight has arrived, at most so long; removes the
+  // socket; makes no device call from here on.
+  void end(std::chrono::milliseconds drain_at_most) noexcept;
+
+ private:
+  struct Engine;
+  struct Lending;
+
+  [[nodiscard]] Engine& engine();
+  [[nodiscard]] Lending& lending();
+  static void check_extra(std::size_t size_bytes);
+
+  const DeviceSource device_source_;
+  const AllocatorSource allocator_source_;
+  void (*on_start_)() = nullptr;
+
+  std::mutex making_;  // guards making the next four, once
+  Incarnation owned_incarnation_;
+  std::unique_ptr<Engine> owned_engine_;
+  std::unique_ptr<Lending> owned_lending_;
+  std::atomic<Engine*> engine_{nullptr};
+  std::atomic<Lending*> lending_{nullptr};
+};
+
+}  // namespace limbo

@@ -1,0 +1,146 @@
+#include "tests/processes/peer.h"
+
+#include <sstream>
+#include <thread>
+
+#include "tests/support/eventually.h"
+
+namespace limbo::testing {
+
+std::string Peer::call(const std::string& command) {
+  child_.send(command);
+  const std::string answer = child_.receive();
+  std::istringstream words(answer);
+  std::string first;
+  std::string rest;
+  words >> first;
+  if (first == "error") {
+    std::string code;
+    words >> code;
+    std::getline(words, rest);
+    throw PeerError(code, rest);
+  }
+  std::getline(words >> std::ws, rest);
+  return rest;
+}
+
+bool Peer::survives(const std::string& command) {
+  try {
+    (void)call(command);
+    return true;
+  } catch (const PeerError&) {
+    return true;
+  } catch (const ChildFailed&) {
+    return false;
+  }
+}
+
+void Peer::allocate(const std::string& name, std::size_t size_bytes, std::uint32_t value) {
+  call("allocate " + name + " " + std::to_string(size_bytes) + " " + std::to_string(value));
+}
+void Peer::free(const std::string& name) {
+  call("free " + name);
+}
+void Peer::fill(const std::string& name, std::uint32_t value) {
+  call("fill " + name + " " + std::to_string(value));
+}
+bool Peer::holds(const std::string& name, std::uint32_t value) {
+  return call("holds " + name + " " + std::to_string(value)) == "1";
+}
+void Peer::write_for(const std::string& name, std::uint32_t value,
+                     std::chrono::milliseconds duration) {
+  call("write_for " + name + " " + std::to_string(value) + " " + std::to_string(duration.count()));
+}
+void Peer::use_stream(const std::string& name) {
+  call("use_stream " + name);
+}
+void Peer::record_stream(const std::string& block, const std::string& stream) {
+  call("record_stream " + block + " " + stream);
+}
+void Peer::synchronize() {
+  call("synchronize");
+}
+
+std::string Peer::share(const std::string& name, std::int64_t time_limit_ms) {
+  return call("share " + name + " " + std::to_string(time_limit_ms));
+}
+void Peer::receive(const std::string& name, const std::string& descriptor, int device) {
+  call("receive " + name + " " + descriptor + " " + std::to_string(device));
+}
+void Peer::release(const std::string& name) {
+  call("release " + name);
+}
+void Peer::drop(const std::string& name) {
+  call("drop " + name);
+}
+void Peer::withdraw(const std::string& descriptor) {
+  call("withdraw " + descriptor);
+}
+void Peer::collect() {
+  call("collect");
+}
+bool Peer::drain(std::chrono::milliseconds at_most) {
+  return call("drain " + std::to_string(at_most.count())) == "1";
+}
+bool Peer::orphaned(const std::string& name) {
+  return call("orphaned " + name) == "1";
+}
+void Peer::empty_cache() {
+  call("empty_cache");
+}
+
+std::map<std::string, std::int64_t> Peer::stats() {
+  std::map<std::string, std::int64_t> numbers;
+  std::istringstream words(call("stats"));
+  std::string name;
+  std::int64_t value = 0;
+  while (words >> name >> value) numbers[name] = value;
+  return numbers;
+}
+
+bool Peer::becomes(const std::string& name, std::int64_t value, std::chrono::milliseconds at_most) {
+  return eventually([&] { return stat(name) == value; }, at_most);
+}
+
+std::vector<std::string> Peer::holders() {
+  std::vector<std::string> lines;
+  std::istringstream text(call("holders"));
+  std::string line;
+  while (std::getline(text, line, '|')) lines.push_back(line);
+  return lines;
+}
+void Peer::check_invariants() {
+  call("check_invariants");
+}
+
+void Peer::set_option(const std::string& name, std::int64_t value) {
+  call("set_option " + name + " " + std::to_string(value));
+}
+void Peer::set_fail_points(const std::string& spec) {
+  call("set_fail_points " + spec);
+}
+void Peer::set_faults(const std::string& plan) {
+  call("set_faults " + plan);
+}
+std::uint64_t Peer::driver_calls() {
+  return std::stoull(call("driver_calls"));
+}
+std::string Peer::device_name() {
+  return call("device_name");
+}
+
+pid_t Peer::fork_idle_child() {
+  return static_cast<pid_t>(std::stol(call("fork_idle_child")));
+}
+std::string Peer::use_in_fork_child() {
+  return call("use_in_fork_child");
+}
+
+void Peer::leave(int status) {
+  send("leave " + std::to_string(status));
+}
+void Peer::leave_at_once(int status) {
+  send("leave_at_once " + std::to_string(status));
+}
+
+}  // namespace limbo::testing

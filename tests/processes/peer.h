@@ -1,0 +1,94 @@
+// A process that lends and borrows on command: what the tests of sharing are written with.
+//
+// The child of role "peer" has the process's own allocator and sharing; every command is one line,
+// and every answer is one line: "ok ..." or "error CODE text". A test lets two or more of them talk
+// and kills them where it likes.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/child_process.h"
+
+namespace limbo::testing {
+
+// A command was answered by "error".
+class PeerError : public std::runtime_error {
+ public:
+  PeerError(std::string code, const std::string& text)
+      : std::runtime_error(code + ": " + text), code_(std::move(code)) {}
+  [[nodiscard]] const std::string& code() const noexcept { return code_; }
+
+ private:
+  std::string code_;
+};
+
+class Peer {
+ public:
+  explicit Peer(const ChildOptions& options = {}) : child_("peer", {}, options) {}
+
+  // Names of blocks are the test's own.
+  void allocate(const std::string& name, std::size_t size_bytes, std::uint32_t value);
+  void free(const std::string& name);
+  void fill(const std::string& name, std::uint32_t value);
+  // Whether every word of the block has this value, read behind the stream's work.
+  [[nodiscard]] bool holds(const std::string& name, std::uint32_t value);
+  // A kernel that writes the block for so long.
+  void write_for(const std::string& name, std::uint32_t value, std::chrono::milliseconds duration);
+  // Commands from now on use a stream of this name; "" is the default stream.
+  void use_stream(const std::string& name);
+  void record_stream(const std::string& block, const std::string& stream);
+  void synchronize();
+
+  // A descriptor, as hexadecimal digits. time_limit_ms < 0: the default.
+  [[nodiscard]] std::string share(const std::string& name, std::int64_t time_limit_ms = -1);
+  void receive(const std::string& name, const std::string& descriptor, int device = -1);
+  void release(const std::string& name);
+  void drop(const std::string& name);  // destroys the received block
+  void withdraw(const std::string& descriptor);
+  void collect();
+  [[nodiscard]] bool drain(std::chrono::milliseconds at_most);
+  [[nodiscard]] bool orphaned(const std::string& name);
+  void empty_cache();
+
+  // "allocated", "active", "reserved", "limbo" (bytes), and the numbers of SharingStats by name.
+  [[nodiscard]] std::map<std::string, std::int64_t> stats();
+  [[nodiscard]] std::int64_t stat(const std::string& name) { return stats().at(name); }
+  // Waits until a number is what it should be.
+  [[nodiscard]] bool becomes(const std::string& name, std::int64_t value,
+                             std::chrono::milliseconds at_most = kPatience);
+  [[nodiscard]] std::vector<std::string> holders();  // "pid state claims bytes why"
+  void check_invariants();
+
+  void set_option(const std::string& name, std::int64_t value);
+  void set_fail_points(const std::string& spec);
+  void set_faults(const std::string& plan);  // the simulated device's
+  [[nodiscard]] std::uint64_t driver_calls();
+  [[nodiscard]] std::string device_name();
+
+  // Forks; the child does nothing but wait until it is killed. Returns its pid.
+  pid_t fork_idle_child();
+  // Forks, and uses sharing in the child: the code of the error it meets, or "none".
+  [[nodiscard]] std::string use_in_fork_child();
+
+  void leave(int status);          // std::exit
+  void leave_at_once(int status);  // _exit
+
+  // Sends a command and does not wait for its answer: for commands that do not come back.
+  void send(const std::string& command) { child_.send(command); }
+  std::string call(const std::string& command);
+  // As call, but says whether the child answered at all (it may die of the command).
+  [[nodiscard]] bool survives(const std::string& command);
+
+  [[nodiscard]] ChildProcess& process() noexcept { return child_; }
+
+ private:
+  ChildProcess child_;
+};
+
+}  // namespace limbo::testing

@@ -1,0 +1,314 @@
+// The child's side of peer.h.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "allocator/device/sim_device.h"
+#include "allocator/error.h"
+#include "allocator/options.h"
+#include "ipc/fail_points.h"
+#include "ipc/sharing.h"
+#include "tests/support/child_process.h"
+#include "tests/support/test_kernels.h"
+
+namespace limbo::testing {
+namespace {
+
+constexpr int kDevice = 0;
+
+class PeerRole {
+ public:
+  // The answer's words behind "ok".
+  std::string run(const std::string& line) {
+    std::istringstream words(line);
+    std::string command;
+    words >> command;
+    const auto found = commands_.find(command);
+    if (found == commands_.end()) throw std::invalid_argument("no command " + command);
+    return found->second(words);
+  }
+
+ private:
+  using Words = std::istringstream;
+
+  struct Named {
+    void* data = nullptr;
+    std::size_t size_bytes = 0;
+    int device = kDevice;
+    std::unique_ptr<ReceivedBlock> received;
+  };
+
+  template <typename Value = std::string>
+  static Value next(Words& words) {
+    Value value{};
+    if (!(words >> value)) throw std::invalid_argument("a word is missing");
+    return value;
+  }
+  Named& block(Words& words) { return blocks_.at(next(words)); }
+  static Device& device() { return process_allocator().device(); }
+  StreamRef stream(int on = kDevice) const { return {on, current_}; }
+  TestKernels& kernels() {
+    if (!kernels_) {
+      kernels_ = make_test_kernels(device());
+      kernels_->prepare(kDevice);
+    }
+    return *kernels_;
+  }
+
+  std::string allocate(Words& words) {
+    const auto name = next(words);
+    Named made;
+    made.size_bytes = next<std::size_t>(words);
+    made.data = process_allocator().allocate(made.size_bytes, stream());
+    const auto value = next<std::uint32_t>(words);
+    device().fill(stream(), made.data, value, made.size_bytes / 4);
+    blocks_[name] = std::move(made);
+    return {};
+  }
+  std::string free(Words& words) {
+    const auto name = next(words);
+    process_allocator().free(blocks_.at(name).data);
+    blocks_.erase(name);
+    return {};
+  }
+  std::string fill(Words& words) {
+    Named& target = block(words);
+    device().fill(stream(target.device), target.data, next<std::uint32_t>(words),
+                  target.size_bytes / 4);
+    return {};
+  }
+  std::string holds(Words& words) {
+    Named& target = block(words);
+    const auto value = next<std::uint32_t>(words);
+    std::vector<std::uint32_t> host(target.size_bytes / 4);
+    device().copy_to_host(stream(target.device), host.data(), target.data, host.size() * 4);
+    for (const std::uint32_t word : host) {
+      if (word != value) return "0";
+    }
+    return "1";
+  }
+  std::string write_for(Words& words) {
+    Named& target = block(words);
+    const auto value = next<std::uint32_t>(words);
+    kernels().write_for(stream(target.device), target.data, value, target.size_bytes / 4,
+                        std::chrono::milliseconds(next<std::int64_t>(words)));
+    return {};
+  }
+  std::string use_stream(Words& words) {
+    std::string name;
+    words >> name;
+    current_ = named_stream(name);
+    return {};
+  }
+  StreamHandle named_stream(const std::string& name) {
+    if (name.empty() || name == "default") return nullptr;
+    auto& handle = streams_[name];
+    if (handle == nullptr) handle = device().create_stream(kDevice);
+    return handle;
+  }
+  std::string record_stream(Words& words) {
+    Named& target = block(words);
+    target.received->record_stream({target.device, named_stream(next(words))});
+    return {};
+  }
+  std::string share(Words& words) {
+    Named& target = block(words);
+    const auto limit = next<std::int64_t>(words);
+    ShareOptions options;
+    options.current_stream = stream();
+    if (limit >= 0) options.time_limit = std::chrono::milliseconds(limit);
+    const std::string extra = "extra";
+    return to_hex(process_sharing().share(target.data, target.size_bytes, options,
+                                          std::as_bytes(std::span(extra))));
+  }
+  std::string receive(Words& words) {
+    const auto name = next(words);
+    const auto bytes = from_hex(next(words));
+    const int on = next<int>(words);
+    ReceiveOptions options;
+    if (on >= 0) options.device = on;
+    options.current_stream = [this](int) { return current_; };
+    Received got = process_sharing().receive(bytes, options);
+    if (got.extra.size() != 5) throw std::runtime_error("the extra part did not come along");
+    Named made;
+    made.data = got.block->data();
+    made.size_bytes = got.block->size_bytes();
+    made.device = got.block->device();
+    made.received = std::move(got.block);
+    blocks_[name] = std::move(made);
+    return {};
+  }
+  std::string stats(Words&) {
+    const DeviceStats memory = process_allocator().stats(kDevice);
+    const SharingStats sharing = process_sharing().stats();
+    std::ostringstream out;
+    out << "allocated " << memory.allocated_bytes[0].current << " active "
+        << memory.active_bytes[0].current << " reserved " << memory.reserved_bytes[0].current
+        << " limbo " << memory.limbo_bytes << " exports_open " << sharing.exports_open
+        << " in_flight " << sharing.in_flight << " held_claims " << sharing.held_claims << " sends "
+        << sharing.sends << " closed " << sharing.closed << " expired " << sharing.expired
+        << " withdrawn " << sharing.withdrawn << " leases_connected " << sharing.leases_connected
+        << " leases_quarantined " << sharing.leases_quarantined << " leases_swept "
+        << sharing.leases_swept << " claims_swept " << sharing.claims_swept << " receives "
+        << sharing.receives << " releases " << sharing.releases << " releases_pending "
+        << sharing.releases_pending << " double_releases " << sharing.double_releases
+        << " pieces_mapped " << sharing.pieces_mapped << " opens " << sharing.opens << " closes "
+        << sharing.closes;
+    return out.str();
+  }
+  std::string holders(Words&) {
+    std::ostringstream out;
+    for (const Holder& holder : process_sharing().holders()) {
+      out << holder.pid << ' '
+          << (holder.state == Holder::State::kConnected ? "connected" : "quarantine") << ' '
+          << holder.claims << ' ' << holder.bytes << ' ' << holder.why << '|';
+    }
+    return out.str();
+  }
+  std::string driver_calls(Words&) {
+    SimDevice& sim = as_sim(device());
+    std::uint64_t calls = 0;
+    for (std::size_t kind = 0; kind < kCallKinds; ++kind) {
+      calls += sim.calls(static_cast<CallKind>(kind));
+    }
+    return std::to_string(calls);
+  }
+  std::string fork_idle_child(Words&) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      while (true) ::pause();
+    }
+    return std::to_string(child);
+  }
+  std::string use_in_fork_child(Words&) {
+    int pipe_ends[2];
+    if (::pipe(pipe_ends) != 0) throw std::runtime_error("pipe");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      std::string met = "none";
+      try {
+        (void)process_sharing().stats();
+      } catch (const Error& failure) {
+        met = error_code_name(failure.code());
+      }
+      blocks_.clear();  // releases of the parent's blocks: nothing happens
+      (void)!::write(pipe_ends[1], met.data(), met.size());
+      ::_exit(0);
+    }
+    ::close(pipe_ends[1]);
+    char text[64] = {};
+    const ssize_t length = ::read(pipe_ends[0], text, sizeof(text) - 1);
+    ::close(pipe_ends[0]);
+    ::waitpid(child, nullptr, 0);
+    return {text, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+  }
+
+  using Command = std::function<std::string(Words&)>;
+  const std::map<std::string, Command> commands_ = {
+      {"allocate", [this](Words& w) { return allocate(w); }},
+      {"free", [this](Words& w) { return free(w); }},
+      {"fill", [this](Words& w) { return fill(w); }},
+      {"holds", [this](Words& w) { return holds(w); }},
+      {"write_for", [this](Words& w) { return write_for(w); }},
+      {"use_stream", [this](Words& w) { return use_stream(w); }},
+      {"record_stream", [this](Words& w) { return record_stream(w); }},
+      {"share", [this](Words& w) { return share(w); }},
+      {"receive", [this](Words& w) { return receive(w); }},
+      {"stats", [this](Words& w) { return stats(w); }},
+      {"holders", [this](Words& w) { return holders(w); }},
+      {"driver_calls", [this](Words& w) { return driver_calls(w); }},
+      {"fork_idle_child", [this](Words& w) { return fork_idle_child(w); }},
+      {"use_in_fork_child", [this](Words& w) { return use_in_fork_child(w); }},
+      {"synchronize",
+       [](Words&) {
+         device().synchronize_device(kDevice);
+         return std::string();
+       }},
+      {"release",
+       [this](Words& w) {
+         block(w).received->release();
+         return std::string();
+       }},
+      {"drop",
+       [this](Words& w) {
+         blocks_.erase(next(w));
+         return std::string();
+       }},
+      {"withdraw",
+       [](Words& w) {
+         process_sharing().withdraw(from_hex(next(w)));
+         return std::string();
+       }},
+      {"collect",
+       [](Words&) {
+         process_sharing().collect();
+         return std::string();
+       }},
+      {"drain",
+       [](Words& w) {
+         const std::chrono::milliseconds at_most(next<std::int64_t>(w));
+         return std::string(process_sharing().drain(at_most) ? "1" : "0");
+       }},
+      {"orphaned",
+       [this](Words& w) { return std::string(block(w).received->orphaned() ? "1" : "0"); }},
+      {"empty_cache",
+       [](Words&) {
+         process_allocator().empty_cache();
+         return std::string();
+       }},
+      {"check_invariants",
+       [](Words&) {
+         process_allocator().check_invariants();
+         return std::string();
+       }},
+      {"set_option",
+       [](Words& w) {
+         const auto name = next(w);
+         set_option(name, next<std::int64_t>(w));
+         return std::string();
+       }},
+      {"set_fail_points",
+       [](Words& w) {
+         std::string spec;
+         w >> spec;
+         set_fail_points(spec);
+         return std::string();
+       }},
+      {"set_faults",
+       [](Words& w) {
+         as_sim(device()).faults().add(next(w));
+         return std::string();
+       }},
+      {"device_name", [](Words&) { return std::string(device().name()); }},
+      {"leave", [](Words& w) -> std::string { std::exit(next<int>(w)); }},
+      {"leave_at_once", [](Words& w) -> std::string { ::_exit(next<int>(w)); }},
+  };
+
+  std::map<std::string, Named> blocks_;
+  std::map<std::string, StreamHandle> streams_;
+  StreamHandle current_ = nullptr;
+  std::unique_ptr<TestKernels> kernels_;
+};
+
+LIMBO_CHILD_ROLE(peer) {
+  PeerRole role;
+  while (const auto line = child.try_receive()) {
+    try {
+      child.send("ok " + role.run(*line));
+    } catch (const Error& failure) {
+      child.send("error " + std::string(error_code_name(failure.code())) + " " + failure.what());
+    } catch (const std::exception& failure) {
+      child.send(std::string("error other ") + failure.what());
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace limbo::testing
