@@ -1,0 +1,241 @@
+// A stand-in for libcuda.so.1 that checks how it is called. It does no work.
+//
+// Every call that needs it must come with a primary context current and in relaxed capture mode,
+// with the flags that Limbo promises; anything else is answered by an error. FAKE_CUDA_DEVICES is
+// the number of GPUs (default 1). FAKE_CUDA_FAIL names a function that fails with
+// CUDA_ERROR_LAUNCH_FAILED, or "all" for every one that is not about contexts.
+#define __CUDA_API_VERSION_INTERNAL
+#undef CUDA_API_PER_THREAD_DEFAULT_STREAM
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+// Contexts and the like are never dereferenced: numbers do.
+template <typename Handle>
+Handle named(std::uintptr_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+thread_local std::vector<CUcontext> contexts;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+std::atomic<int> retains{0};
+std::atomic<int> pushes{0};
+std::atomic<std::uintptr_t> next_address{0x7f00'0000'0000};
+
+int devices() {
+  const char* text = std::getenv("FAKE_CUDA_DEVICES");
+  return text != nullptr ? std::atoi(text) : 1;
+}
+
+// What a call meets that needs a context.
+CUresult met(const char* name) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  const char* failing = std::getenv("FAKE_CUDA_FAIL");
+  const bool fails = failing != nullptr &&
+                     (std::string_view(failing) == "all" || std::string_view(failing) == name);
+  return fails ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
+}
+
+CUresult met(const char* name, bool as_promised) {
+  const CUresult result = met(name);
+  return result == CUDA_SUCCESS && !as_promised ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- for tests ----------------------------------------------------------------------------------
+
+int fakeCudaDepth() {
+  return static_cast<int>(contexts.size());
+}
+int fakeCudaCaptureMode() {
+  return static_cast<int>(capture_mode);
+}
+int fakeCudaRetains() {
+  return retains;
+}
+int fakeCudaPushes() {
+  return pushes;
+}
+
+// ---- devices and contexts -----------------------------------------------------------------------
+
+CUresult cuInit(unsigned) {
+  return devices() == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+CUresult cuDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult, const char** name) {
+  *name = "CUDA_ERROR_OF_THE_FAKE";
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult result, const char** text) {
+  *text = result == CUDA_ERROR_LAUNCH_FAILED ? "it was told to fail" : "it was called wrongly";
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetCount(int* count) {
+  *count = devices();
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal + 100;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  std::memset(uuid, device, sizeof(*uuid));
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = 1;
+  return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  ++retains;
+  *context = named<CUcontext>(static_cast<std::uintptr_t>(device));
+  return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = contexts.empty() ? nullptr : contexts.back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = static_cast<CUdevice>(reinterpret_cast<std::uintptr_t>(contexts.back()));
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  ++pushes;
+  contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = contexts.back();
+  contexts.pop_back();
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSynchronize() {
+  return met("cuCtxSynchronize");
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = 1 << 20;
+  *total_bytes = 2 << 20;
+  return met("cuMemGetInfo");
+}
+CUresult cuMemAlloc_v2(CUdeviceptr* base, size_t size) {
+  if (size > (size_t{1} << 40)) return CUDA_ERROR_OUT_OF_MEMORY;
+  *base = next_address.fetch_add((size + 511) / 512 * 512);
+  return met("cuMemAlloc");
+}
+CUresult cuMemFree_v2(CUdeviceptr) {
+  return met("cuMemFree");
+}
+CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr base) {
+  std::memset(handle, 0, sizeof(*handle));
+  std::memcpy(handle, &base, sizeof(base));
+  return met("cuIpcGetMemHandle");
+}
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* base, CUipcMemHandle handle, unsigned flags) {
+  std::memcpy(base, &handle, sizeof(*base));
+  return met("cuIpcOpenMemHandle", flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+}
+CUresult cuIpcCloseMemHandle(CUdeviceptr) {
+  return met("cuIpcCloseMemHandle");
+}
+CUresult cuMemHostRegister_v2(void*, size_t, unsigned flags) {
+  const unsigned needed = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  return met("cuMemHostRegister", (flags & needed) == needed);
+}
+CUresult cuMemHostUnregister(void*) {
+  return met("cuMemHostUnregister");
+}
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsigned) {
+  // Another address than the host's, so that forgetting to ask shows.
+  *address = reinterpret_cast<CUdeviceptr>(host) + (CUdeviceptr{1} << 62);
+  return met("cuMemHostGetDevicePointer");
+}
+CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream) {
+  return met("cuMemsetD32Async");
+}
+CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream) {
+  return met("cuMemcpyAsync");
+}
+
+// ---- streams and events -------------------------------------------------------------------------
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  *stream = named<CUstream>(next_address.fetch_add(64));
+  return met("cuStreamCreate", flags == CU_STREAM_NON_BLOCKING);
+}
+CUresult cuStreamDestroy_v2(CUstream) {
+  return met("cuStreamDestroy");
+}
+CUresult cuStreamSynchronize(CUstream) {
+  return met("cuStreamSynchronize");
+}
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return met("cuStreamIsCapturing");
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  *id = reinterpret_cast<std::uintptr_t>(stream);
+  return met("cuStreamGetId");
+}
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) {
+  return met("cuStreamWaitEvent");
+}
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+  *event = named<CUevent>(next_address.fetch_add(64));
+  return met("cuEventCreate", (flags & CU_EVENT_DISABLE_TIMING) != 0);
+}
+CUresult cuEventDestroy_v2(CUevent) {
+  return met("cuEventDestroy");
+}
+CUresult cuEventRecord(CUevent, CUstream) {
+  return met("cuEventRecord");
+}
+CUresult cuEventQuery(CUevent) {
+  const CUresult result = met("cuEventQuery");
+  return result == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : result;
+}
+
+// ---- words --------------------------------------------------------------------------------------
+
+CUresult cuStreamBatchMemOp_v2(CUstream, unsigned count, CUstreamBatchMemOpParams* operations,
+                               unsigned flags) {
+  bool as_promised = count > 0 && count < 256 && flags == 0;
+  for (unsigned i = 0; i < count; ++i) {
+    as_promised = as_promised && operations[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 &&
+                  operations[i].writeValue.flags == CU_STREAM_WRITE_VALUE_DEFAULT &&
+                  operations[i].writeValue.address >> 62 == 1;
+  }
+  return met("cuStreamBatchMemOp", as_promised);
+}
+CUresult cuStreamWaitValue64_v2(CUstream, CUdeviceptr address, cuuint64_t, unsigned flags) {
+  return met("cuStreamWaitValue64", flags == CU_STREAM_WAIT_VALUE_GEQ && address >> 62 == 1);
+}
+
+}  // extern "C"

@@ -1,0 +1,178 @@
+// How the CUDA device calls the driver: against a stand-in for libcuda that checks it. What a GPU
+// does with the calls is tests/gpu's subject.
+#ifdef LIMBO_FAKE_DRIVER_DIR
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "allocator/device/device.h"
+#include "allocator/error.h"
+#include "tests/support/child_process.h"
+#include "tests/support/cuda_driver.h"
+
+namespace limbo::testing {
+namespace {
+
+int fake(const char* name) {
+  return driver_function<int (*)()>(name)();
+}
+
+// "depth 0 mode 0": the thread is as it was before.
+std::string thread_state() {
+  return "depth " + std::to_string(fake("fakeCudaDepth")) + " mode " +
+         std::to_string(fake("fakeCudaCaptureMode"));
+}
+
+using Call = std::pair<const char*, std::function<void()>>;
+
+// One call of each kind; the words are registered.
+std::vector<Call> all_calls(Device& device, std::uint64_t* words) {
+  static int memory[4];
+  const StreamRef stream{0, reinterpret_cast<StreamHandle>(0x1000)};
+  const auto event = reinterpret_cast<EventHandle>(0x2000);
+  void* base = &memory;
+  return {
+      {"cuMemGetInfo", [&device] { (void)device.memory_info(0); }},
+      {"cuMemAlloc", [&device] { (void)device.try_allocate(0, 512); }},
+      {"cuMemFree", [&device, base] { device.free(0, base); }},
+      {"cuIpcGetMemHandle", [&device, base] { (void)device.export_memory(0, base); }},
+      {"cuIpcOpenMemHandle", [&device] { (void)device.open_memory(0, MemoryHandle{}); }},
+      {"cuIpcCloseMemHandle", [&device, base] { device.close_memory(0, base); }},
+      {"cuStreamGetId", [&device, stream] { (void)device.stream_id(stream); }},
+      {"cuStreamCreate", [&device] { (void)device.create_stream(0); }},
+      {"cuStreamDestroy", [&device, stream] { device.destroy_stream(stream); }},
+      {"cuStreamIsCapturing", [&device, stream] { (void)device.is_capturing(stream); }},
+      {"cuStreamSynchronize", [&device, stream] { device.synchronize_stream(stream); }},
+      {"cuCtxSynchronize", [&device] { device.synchronize_device(0); }},
+      {"cuEventCreate", [&device] { (void)device.create_event(0); }},
+      {"cuEventDestroy", [&device, event] { device.destroy_event(0, event); }},
+      {"cuEventRecord", [&device, stream, event] { device.record_event(stream, event); }},
+      {"cuEventQuery", [&device, event] { (void)device.query_event(0, event); }},
+      {"cuStreamWaitEvent", [&device, stream, event] { device.wait_event(stream, event); }},
+      {"cuStreamBatchMemOp",
+       [&device, stream, words] {
+         const std::array<WordWrite, 2> writes{{{words, 1}, {words + 1, 2}}};
+         device.write_words(stream, writes);
+       }},
+      {"cuStreamWaitValue64", [&device, stream, words] { device.wait_word(stream, words, 1); }},
+      {"cuMemsetD32Async", [&device, stream, base] { device.fill(stream, base, 1, 1); }},
+      {"cuMemcpyAsync", [&device, stream, base] { device.copy(stream, base, base, 4); }},
+  };
+}
+
+// Makes every call and tells of those that did not end as `failing` says (else: in success).
+LIMBO_CHILD_ROLE(call_fake_driver) {
+  alignas(4096) static std::uint64_t words[512];
+  const std::unique_ptr<Device> device = make_cuda_device();
+  device->register_host_memory({words, sizeof(words), -1, true});
+  // Asks for the words' address while nothing fails.
+  device->wait_word({0, nullptr}, words, 0);
+  const bool failing = child.argument(0) == "failing";
+  if (failing) setenv("FAKE_CUDA_FAIL", "all", 1);
+  for (const auto& [name, call] : all_calls(*device, words)) {
+    std::string outcome = "success";
+    try {
+      call();
+    } catch (const Error& error) {
+      outcome = error.what();
+    }
+    const std::string expected =
+        failing ? std::string(name) + ": CUDA_ERROR_OF_THE_FAKE (it was told to fail)." : "success";
+    if (outcome != expected) child.send(std::string(name) + " ended in: " + outcome);
+    if (thread_state() != "depth 0 mode 0") child.send(std::string(name) + ": " + thread_state());
+  }
+  child.send("retained " + std::to_string(fake("fakeCudaRetains")));
+  return 0;
+}
+
+LIMBO_CHILD_ROLE(call_with_own_context) {
+  const std::unique_ptr<Device> device = make_cuda_device();
+  const CurrentContext current(0);
+  const int pushes = fake("fakeCudaPushes");
+  (void)device->memory_info(0);
+  child.send("pushed " + std::to_string(fake("fakeCudaPushes") - pushes));
+  (void)device->memory_info(1);
+  child.send("pushed " + std::to_string(fake("fakeCudaPushes") - pushes));
+  child.send(thread_state());
+  return 0;
+}
+
+LIMBO_CHILD_ROLE(register_on_started_device) {
+  alignas(4096) static std::uint64_t words[512];
+  const std::unique_ptr<Device> device = make_cuda_device();
+  (void)device->memory_info(1);
+  device->register_host_memory({words, sizeof(words), -1, true});
+  child.send("retained " + std::to_string(fake("fakeCudaRetains")));
+  return 0;
+}
+
+LIMBO_CHILD_ROLE(run_out_of_memory) {
+  const std::unique_ptr<Device> device = make_cuda_device();
+  child.send(device->try_allocate(0, std::size_t{1} << 41) == nullptr ? "null" : "memory");
+  return 0;
+}
+
+LIMBO_CHILD_ROLE(look_for_devices) {
+  const std::unique_ptr<Device> device = make_cuda_device();
+  child.send(std::to_string(device->device_count()));
+  try {
+    (void)device->memory_info(0);
+  } catch (const Error& error) {
+    child.send(error.what());
+  }
+  return 0;
+}
+
+ChildOptions with_devices(int count) {
+  return {
+      {{"LD_LIBRARY_PATH", LIMBO_FAKE_DRIVER_DIR}, {"FAKE_CUDA_DEVICES", std::to_string(count)}}};
+}
+
+TEST(CudaDevice, CallsTheDriverAsPromised) {
+  ChildProcess child("call_fake_driver", {"well"}, with_devices(1));
+  child.expect("retained 1");
+  child.finish();
+}
+
+TEST(CudaDevice, NamesTheCallThatFailed) {
+  ChildProcess child("call_fake_driver", {"failing"}, with_devices(1));
+  child.expect("retained 1");
+  child.finish();
+}
+
+TEST(CudaDevice, TakesTheThreadsContextWhereItIsTheRightOne) {
+  ChildProcess child("call_with_own_context", {}, with_devices(2));
+  child.expect("pushed 0");
+  child.expect("pushed 1");
+  child.expect("depth 1 mode 0");
+  child.finish();
+}
+
+TEST(CudaDevice, StartsNoDeviceToRegisterHostMemory) {
+  ChildProcess child("register_on_started_device", {}, with_devices(2));
+  child.expect("retained 1");
+  child.finish();
+}
+
+TEST(CudaDevice, SaysNullWhereThereIsNoRoom) {
+  ChildProcess child("run_out_of_memory", {}, with_devices(1));
+  child.expect("null");
+  child.finish();
+}
+
+TEST(CudaDevice, CountsNoneWhereNoneIsVisible) {
+  ChildProcess child("look_for_devices", {}, with_devices(0));
+  child.expect("0");
+  EXPECT_NE(child.receive().find("No GPU is visible"), std::string::npos);
+  child.finish();
+}
+
+}  // namespace
+}  // namespace limbo::testing
+
+#endif
