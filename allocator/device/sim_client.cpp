@@ -118,7 +118,11 @@ void Client::inject_sticky_error(int device, const std::string& words) {
 std::uint64_t Client::expect_mapped(const char* call, int for_device, StreamRef stream,
                                     const void* data, std::size_t size_bytes) {
   const auto offset = parts().memory.file_offset(for_device, data, size_bytes);
-  if (offset) return *offset;
+  if (!offset) refuse_access(call, stream, size_bytes);
+  return *offset;
+}
+
+void Client::refuse_access(const char* call, StreamRef stream, std::size_t size_bytes) {
   inject_sticky_error(stream.device, "an illegal memory access was encountered");
   fail(call, "an illegal memory access was encountered (not all of " + std::to_string(size_bytes) +
                  " bytes are mapped for device " + std::to_string(stream.device) +

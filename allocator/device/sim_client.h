@@ -95,6 +95,8 @@ class Client final : public SimDevice {
   void check_lost(std::string_view call, int device);
   [[nodiscard]] std::uint64_t expect_mapped(const char* call, int for_device, StreamRef stream,
                                             const void* data, std::size_t size_bytes);
+  // Loses the device, as an illegal access does, and throws.
+  [[noreturn]] void refuse_access(const char* call, StreamRef stream, std::size_t size_bytes);
 
   FaultPlan faults_;
   std::mutex parts_mutex_;  // guards the making of parts_ and held_descriptor_; held over it

@@ -1,6 +1,8 @@
 // The part of sim::Client that enqueues.
 #include <array>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "allocator/device/sim_client.h"
 #include "allocator/error.h"
@@ -24,6 +26,21 @@ Op make_op(OpKind kind, std::uint64_t first = 0, std::uint64_t second = 0, std::
   op.arguments[2] = third;
   op.arguments[3] = fourth;
   return op;
+}
+
+// The ranges of device memory that an entry touches.
+std::vector<std::pair<std::uint64_t, std::size_t>> ranges_of(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kFill:
+      return {{op.arguments[0], op.arguments[2] * sizeof(std::uint32_t)}};
+    case OpKind::kCopy:
+      return {{op.arguments[0], op.arguments[2]}, {op.arguments[1], op.arguments[2]}};
+    case OpKind::kKernel:
+      if (op.arguments[2] == 0) return {};
+      return {{op.arguments[1], op.arguments[2] * sizeof(std::uint32_t)}};
+    default:
+      return {};
+  }
 }
 
 }  // namespace
@@ -170,7 +187,14 @@ std::unique_ptr<SimGraph> Client::end_capture(StreamRef stream) {
 
 void Client::launch_graph(StreamRef stream, const SimGraph& graph) {
   const auto& handle = dynamic_cast<const GraphHandle&>(graph);
-  enter("launch_graph", stream.device).streams.launch(stream, *handle.graph);
+  Parts& made = enter("launch_graph", stream.device);
+  // What was mapped when it was captured need not be so any more.
+  for (const Graph::Node& node : handle.graph->nodes) {
+    for (const auto& [offset, size_bytes] : ranges_of(node.op)) {
+      if (!made.memory.maps(offset, size_bytes)) refuse_access("launch_graph", stream, size_bytes);
+    }
+  }
+  made.streams.launch(stream, *handle.graph);
 }
 
 }  // namespace limbo::sim

@@ -147,13 +147,14 @@ void Companion::serve() {
   }
 }
 
-// Negative: until something comes. Waits are polled: the word may be written by anyone.
+// Negative: until something comes. Waits are polled, for the word may be written by anyone; the
+// longer nothing has moved, the less often.
 nanoseconds Companion::sleep_time(Clock::duration since_progress) const {
   switch (worker_->activity()) {
     case Worker::Activity::kIdle:
       return nanoseconds{-1};
     case Worker::Activity::kWorking:
-      return microseconds{20};
+      return nanoseconds{0};
     case Worker::Activity::kWaiting:
       break;
   }

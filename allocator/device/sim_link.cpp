@@ -8,8 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "allocator/device/sim_spawn.h"
@@ -22,8 +24,8 @@ namespace {
 // A process's own descriptors come first, the driver's are numbered high: a dying process closes
 // from the highest down, so that its GPU stops before its life line tells so.
 constexpr int kFirstDescriptor = 200;
-constexpr int kGreetingMs = 30'000;
-constexpr int kEndingMs = 2'000;
+constexpr std::chrono::seconds kGreeting{30};
+constexpr std::chrono::seconds kEnding{2};
 
 [[noreturn]] void fail(const char* what) {
   throw Error(ErrorCode::kDeviceError,
@@ -33,6 +35,19 @@ constexpr int kEndingMs = 2'000;
 Descriptor numbered_high(Descriptor low) {
   const int high = ::fcntl(low.get(), F_DUPFD_CLOEXEC, kFirstDescriptor);
   return high >= 0 ? Descriptor(high) : std::move(low);
+}
+
+// True when `events` came within the time. Signals (a SIGCHLD of the companion's start among them)
+// do not end the wait.
+bool wait_for(int fd, short events, std::chrono::milliseconds at_most) {
+  const auto deadline = std::chrono::steady_clock::now() + at_most;
+  pollfd polled{fd, events, 0};
+  while (true) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    const int ready = ::poll(&polled, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    if (ready >= 0 || errno != EINTR) return ready > 0;
+  }
 }
 
 }  // namespace
@@ -85,9 +100,8 @@ void Link::greet() {
   const std::array<int, 2> shared{queues_.get(), doorbell_.get()};
   Reply reply;
   std::vector<Descriptor> descriptors;
-  pollfd answer{socket_.get(), POLLIN, 0};
   if (!send_message(socket_.get(), &hello, sizeof(hello), shared) ||
-      ::poll(&answer, 1, kGreetingMs) <= 0 ||
+      !wait_for(socket_.get(), POLLIN, kGreeting) ||
       !receive_message(socket_.get(), &reply, sizeof(reply), descriptors)) {
     throw Error(ErrorCode::kDeviceError, "The simulated device's companion did not answer.",
                 "Check that " + companion_program() + " can be run.");
@@ -106,10 +120,7 @@ Link::~Link() {
       static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(companion_pid_), 0)));
   machine_.reset();
   socket_ = Descriptor();
-  if (companion.get() >= 0) {
-    pollfd ended{companion.get(), POLLIN, 0};
-    ::poll(&ended, 1, kEndingMs);
-  }
+  if (companion.get() >= 0) wait_for(companion.get(), POLLIN, kEnding);
 }
 
 bool Link::in_fork_child() const noexcept {

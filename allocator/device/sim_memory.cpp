@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -155,6 +156,15 @@ std::optional<std::uint64_t> Memory::file_offset(int device, const void* data,
   if (size_bytes > mapping.piece.size_bytes - offset) return std::nullopt;
   if (device >= 0 && mapping.device != device) return std::nullopt;
   return mapping.piece.file_offset + offset;
+}
+
+bool Memory::maps(std::uint64_t file_offset, std::size_t size_bytes) {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(mappings_.begin(), mappings_.end(), [&](const auto& entry) {
+    const Piece& piece = entry.second.piece;
+    return file_offset >= piece.file_offset && size_bytes <= piece.size_bytes &&
+           file_offset - piece.file_offset <= piece.size_bytes - size_bytes;
+  });
 }
 
 Memory::Counts Memory::counts() {

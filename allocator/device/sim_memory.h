@@ -37,6 +37,9 @@ class Memory {
   [[nodiscard]] std::optional<std::uint64_t> file_offset(int device, const void* data,
                                                          std::size_t size_bytes);
 
+  // Whether a range of the machine's file is mapped here.
+  [[nodiscard]] bool maps(std::uint64_t file_offset, std::size_t size_bytes);
+
   struct Counts {
     std::size_t allocated = 0;
     std::size_t opened = 0;

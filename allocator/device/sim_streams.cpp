@@ -83,6 +83,9 @@ StreamHandle Streams::create(int device) {
 void Streams::destroy(StreamRef stream) {
   const std::uint32_t slot = find("destroy_stream", stream);
   if (slot < kMaxDevices) fail("destroy_stream", "invalid resource handle (default stream)");
+  if (captures_.of(slot) != nullptr) {
+    fail("destroy_stream", "operation not permitted when stream is capturing");
+  }
   const std::lock_guard lock(streams_mutex_);
   slots_[slot].id = 0;
   free_slots_.push_back(slot);

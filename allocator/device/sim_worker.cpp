@@ -145,7 +145,8 @@ Worker::Outcome Worker::kernel(const Op& op, StreamState& state) {
     store_word(data + state.progress % words * 4, static_cast<std::uint32_t>(op.arguments[3]));
   }
   const bool over = now - state.start >= std::chrono::nanoseconds(op.arguments[0]);
-  return over && state.progress >= words ? Outcome::kDone : Outcome::kWorking;
+  // Between two passes others may run: it waits, as far as the companion's sleep is concerned.
+  return over && state.progress >= words ? Outcome::kDone : Outcome::kWaiting;
 }
 
 Worker::Outcome Worker::hold(StreamQueue& queue, StreamState& state, std::uint64_t position) {

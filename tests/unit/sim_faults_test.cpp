@@ -169,6 +169,19 @@ TEST_F(SimFaults, ACapturedEntryRunsWhenItsGraphIsLaunched) {
   EXPECT_DEVICE_ERROR(sim_->wait_event(joined, fork), "capture");
 }
 
+TEST_F(SimFaults, AGraphOfFreedMemoryIsAnIllegalAccess) {
+  const StreamRef captured{0, sim_->create_stream(0)};
+  void* const data = sim_->try_allocate(0, 2 * kMiB);
+  sim_->begin_capture(captured, SimCaptureMode::kRelaxed);
+  EXPECT_DEVICE_ERROR(sim_->destroy_stream(captured), "capturing");
+  sim_->fill(captured, data, 1, 16);
+  const auto graph = sim_->end_capture(captured);
+  sim_->launch_graph(captured, *graph);
+  EXPECT_EQ(read_words(*sim_, captured, data, 16), std::vector<std::uint32_t>(16, 1));
+  sim_->free(0, data);
+  EXPECT_DEVICE_ERROR(sim_->launch_graph(captured, *graph), "illegal memory access");
+}
+
 TEST_F(SimFaults, AQueryInGlobalModeLosesACapture) {
   const StreamRef captured{0, sim_->create_stream(0)};
   const EventHandle event = mark(default_);

@@ -63,14 +63,15 @@ LIMBO_CHILD_ROLE(sim_producer) {
   return 0;
 }
 
-// Opens what it is sent and writes it with a kernel; with "fork" it leaves a child that sleeps.
+// Opens what it is sent and writes it with a kernel. "line": with a life line that it gives to the
+// device; "fork": and with a child of its own that sleeps; "held": the same, with the kernel behind
+// a hold; "exec": becomes another program when told.
 LIMBO_CHILD_ROLE(sim_writer) {
   const auto sim = make_sim();
   void* const data = sim->open_memory(0, handle_of(child.receive_bytes()));
-  if (child.argument(0) != "plain") {
-    const int line = ::open(child.argument(1).c_str(), O_WRONLY | O_CLOEXEC);
-    sim->hold_while_work_runs(line);
-  }
+  sim->hold_while_work_runs(::open(child.argument(1).c_str(), O_WRONLY | O_CLOEXEC));
+  // Nobody can release the hold of a dead process: what stands behind it goes on.
+  if (child.argument(0) == "held") static_cast<void>(sim->hold_stream(kDefault));
   sim->enqueue_kernel(kDefault, kLong, data, 4096, 7);
   if (child.argument(0) == "exec") {
     child.send("ready");
@@ -78,7 +79,7 @@ LIMBO_CHILD_ROLE(sim_writer) {
     ::execl("/bin/sleep", "sleep", "600", nullptr);
     return 1;
   }
-  if (child.argument(0) == "fork") {
+  if (child.argument(0) == "fork" || child.argument(0) == "held") {
     const pid_t sleeper = ::fork();
     if (sleeper == 0) {
       while (true) ::pause();
@@ -170,12 +171,13 @@ TEST_F(SimProcesses, AKilledProcessWritesNoMoreWhenItsLifeLineIsClosed) {
   sim->free(0, data);
 }
 
-TEST_F(SimProcesses, AKilledProcessGoesOnWritingWhileAForkChildLives) {
+// A process that is killed while a child that it forked lives, with its kernel as `mode` says.
+void expect_writes_until_the_fork_child_ends(const Sandbox& sandbox, const std::string& mode) {
   const auto sim = make_sim();
   void* const data = sim->try_allocate(0, 2 * kMiB);
-  const std::string line = sandbox_->path() / "line";
+  const std::string line = sandbox.path() / "line";
   ASSERT_EQ(::mkfifo(line.c_str(), 0600), 0);
-  ChildProcess writer("sim_writer", {"fork", line});
+  ChildProcess writer("sim_writer", {mode, line});
   writer.send_bytes(bytes_of(sim->export_memory(0, data)));
   const int end = ::open(line.c_str(), O_RDONLY | O_CLOEXEC);
   const pid_t sleeper = std::stoi(writer.receive());
@@ -189,6 +191,14 @@ TEST_F(SimProcesses, AKilledProcessGoesOnWritingWhileAForkChildLives) {
   EXPECT_FALSE(is_written(data, 7));
   ::close(end);
   sim->free(0, data);
+}
+
+TEST_F(SimProcesses, AKilledProcessGoesOnWritingWhileAForkChildLives) {
+  expect_writes_until_the_fork_child_ends(*sandbox_, "fork");
+}
+
+TEST_F(SimProcesses, AHoldOfADeadProcessHoldsNothing) {
+  expect_writes_until_the_fork_child_ends(*sandbox_, "held");
 }
 
 TEST_F(SimProcesses, ExecEndsTheWork) {
