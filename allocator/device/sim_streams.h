@@ -28,9 +28,8 @@ struct Point {
   std::uint64_t position = 0;
 };
 
-// Thread-safe. Locks, in this order: capture, then a slot's mutex; a device's gate and the events'
-// mutex are leaves. A slot's mutex is held while its stream is full, as the driver's is: others who
-// enqueue on that stream wait too, other streams go on.
+// Thread-safe. A slot's mutex is held while its stream is full, as the driver's is: others who
+// enqueue on that stream wait too, other streams go on. All other locks are leaves.
 class Streams {
  public:
   Streams(Link& link, int devices);

@@ -1,4 +1,7 @@
 // The simulated device in one process: memory, streams, events, words, data.
+#include <signal.h>
+#include <sys/time.h>
+
 #include <thread>
 
 #include "tests/support/eventually.h"
@@ -220,6 +223,32 @@ TEST_F(SimDeviceTest, AStreamTakesSoManyEntriesAndThenBlocksTheHost) {
   sim_->release_hold(hold);
   blocked.join();
   sim_->synchronize_stream(full);
+}
+
+TEST(SimSignals, InterruptNothing) {
+  struct sigaction action {};
+  struct sigaction before {};
+  static std::atomic<int> signals{0};
+  action.sa_handler = [](int) { ++signals; };  // no SA_RESTART: system calls end early
+  ASSERT_EQ(::sigaction(SIGALRM, &action, &before), 0);
+  const itimerval often{{0, 300}, {0, 300}};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const SharedWords words;
+  {
+    const auto sim = make_sim();
+    sim->register_host_memory(words.host_memory());
+    void* const data = sim->try_allocate(0, 2 * kMiB);
+    for (std::uint32_t round = 0; round < 20; ++round) {
+      sim->enqueue_kernel({0, nullptr}, milliseconds(1), data, 64, round);
+      EXPECT_EQ(read_words(*sim, {0, nullptr}, data, 1)[0], round);
+    }
+    sim->unregister_host_memory(words.at(0));
+    sim->free(0, data);
+  }
+  const itimerval never{};
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_GT(signals, 10);
 }
 
 TEST_F(SimDeviceTest, ThreadsMayCallAtOnce) {
