@@ -46,6 +46,11 @@ bool ConsumerRow::wants_bell() {
   return true;
 }
 
+bool ConsumerRow::half_full() {
+  const std::lock_guard lock(mutex_);
+  return used() >= row_.claims() / 2;
+}
+
 bool ConsumerRow::waits_for_producer() {
   const std::lock_guard lock(mutex_);
   bell_rung_ = false;

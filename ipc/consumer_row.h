@@ -43,7 +43,8 @@ class ConsumerRow {
 
   // True once for every time that the row becomes half full of what the producer should note.
   [[nodiscard]] bool wants_bell();
-  // Whether the producer, by noting the row, could make room.
+  [[nodiscard]] bool half_full();
+  // Whether the producer, by noting the row, could make room. The bell may ring again.
   [[nodiscard]] bool waits_for_producer();
   // Slots that are neither free nor waiting for the producer.
   [[nodiscard]] std::uint32_t occupied();

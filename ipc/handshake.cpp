@@ -1,9 +1,7 @@
 #include "ipc/handshake.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -136,25 +134,7 @@ class Caller {
     result_.timelines = std::move(packet.descriptors[1]);
     result_.row = std::move(packet.descriptors[2]);
     result_.life_line = std::move(packet.descriptors[3]);
-    check_table("ledger", result_.ledger, ledger_layout(welcome.capacities).total);
-    check_table("timelines table", result_.timelines, timelines_bytes(welcome.capacities));
-    check_table("row", result_.row, row_layout(welcome.capacities).total);
     if (!is_life_line(result_.life_line.get())) fail("its life line is none");
-  }
-
-  // A table that can shrink would end this process by SIGBUS.
-  void check_table(const char* what, const OwnedFd& table, std::size_t size_bytes) const {
-    struct stat facts {};
-    if (::fstat(table.get(), &facts) != 0) unreachable("fstat");
-    if (static_cast<std::size_t>(facts.st_size) != size_bytes) {
-      fail(std::string("its ") + what + " has " + std::to_string(facts.st_size) + " bytes, not " +
-           std::to_string(size_bytes));
-    }
-    constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    const int seals = ::fcntl(table.get(), F_GET_SEALS);
-    if (seals < 0 || (seals & kSeals) != kSeals) {
-      fail(std::string("its ") + what + " is not sealed");
-    }
   }
 
   const ProducerAddress& address_;

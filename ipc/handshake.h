@@ -18,7 +18,7 @@ struct ProducerAddress {
   std::string socket_name;
 };
 
-// An answered handshake. The tables' sizes and seals have been checked.
+// An answered handshake. Whoever maps the tables checks their sizes and seals (shared_memory.h).
 struct Handshake {
   OwnedFd socket;
   std::int64_t pid = 0;  // for people only

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <thread>
 #include <utility>
 
 #include "allocator/error.h"
@@ -16,8 +15,6 @@ namespace {
 // How often the waits of a producer that is gone and not quiet are completed: a late write of its
 // GPU may set a timeline back.
 constexpr std::chrono::milliseconds kCompleteAgain{20};
-// How long a claim waits for the producer to note a row that is full of releases.
-constexpr std::chrono::milliseconds kPatienceForANote{200};
 
 SharedMemory map(const char* name, OwnedFd& fd, std::size_t size_bytes, ReceiverMay receiver) {
   return SharedMemory::map_received(name, fd.release(), size_bytes, receiver);
@@ -110,21 +107,6 @@ void ProducerLink::ring_half_full() noexcept {
   } catch (const std::exception&) {
     // As above; the next claim rings again.
   }
-}
-
-std::optional<std::uint32_t> ProducerLink::take_slot() {
-  auto slot = row_.take();
-  if (slot) {
-    if (row_.wants_bell()) ring_half_full();
-    return slot;
-  }
-  const auto until = std::chrono::steady_clock::now() + kPatienceForANote;
-  while (!slot && row_.waits_for_producer() && std::chrono::steady_clock::now() < until) {
-    ring_half_full();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    slot = row_.take();
-  }
-  return slot;
 }
 
 void ProducerLink::watch(ServiceThread& reaper) {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "allocator/device/device.h"
 #include "ipc/consumer_row.h"
@@ -48,10 +47,6 @@ class ProducerLink {
   // behind that it notes everything anyway).
   void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
   void ring_half_full() noexcept;
-
-  // A slot for a claim. When the row is full of what only the producer can free, rings and waits
-  // for it, a fraction of a second at most.
-  [[nodiscard]] std::optional<std::uint32_t> take_slot();
 
   // ---- the reaper's --------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ namespace {
 // How long a claim looks at an export that its producer is deciding about: a producer may have been
 // stopped just there.
 constexpr std::chrono::milliseconds kClosingPatience{1};
+constexpr std::chrono::milliseconds kPatienceForASlot{200};
 
 // What the ledger says about an export, read once, after the claim stands.
 struct ExportFacts {
@@ -237,11 +238,7 @@ Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
   std::optional<std::uint32_t> slot;
   try {
     LIMBO_FAIL_POINT("receive.before_slot");
-    slot = link->take_slot();
-    if (!slot) {
-      releases_.poll();
-      slot = link->take_slot();
-    }
+    slot = take_slot(*link);
   } catch (...) {
     link->decline(ticket.export_index, ticket.generation);
     throw;
@@ -269,7 +266,22 @@ Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
     throw Error(ErrorCode::kProducerExited, "The process that sent this has ended.",
                 "Keep the sender alive until its messages are opened.");
   }
-  throw_verdict(verdict);
+  throw_refused(verdict);
+}
+
+// The producer frees slots when it notes the row, which it does now and then, and when the bell
+// rings. So where releases are on their way, a full row is waited for, a fraction of a second.
+std::optional<std::uint32_t> Receiver::take_slot(ProducerLink& link) const {
+  const auto until = std::chrono::steady_clock::now() + kPatienceForASlot;
+  while (true) {
+    if (link.row().half_full()) releases_.poll();
+    const auto slot = link.row().take();
+    if (link.row().wants_bell()) link.ring_half_full();
+    if (slot) return slot;
+    const bool room_will_come = link.row().waits_for_producer() || releases_.pending(&link) > 0;
+    if (!room_will_come || std::chrono::steady_clock::now() >= until) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 int Receiver::choose_device(const Uuid& owner, const ReceiveOptions& options) const {
@@ -305,24 +317,6 @@ StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& opti
                 "Receive before the capture begins.");
   }
   return {stream, device.stream_id(stream)};
-}
-
-void throw_verdict(protocol::ClaimVerdict verdict) {
-  switch (verdict) {
-    case protocol::ClaimVerdict::kWithdrawn:
-      throw Error(ErrorCode::kWithdrawn, "The sender has taken this message back.",
-                  "Ask the sender for another one.");
-    case protocol::ClaimVerdict::kExpired:
-      throw Error(ErrorCode::kExpired,
-                  "This message was opened after its time limit; its memory has been freed.",
-                  "Open it earlier, or send with a longer time limit (option "
-                  "message_time_limit_ms).");
-    default:
-      throw Error(ErrorCode::kGone,
-                  "This message is over: it was opened and let go before, and its memory is the "
-                  "sender's again.",
-                  "Open a message once, and keep what it gives for as long as it is needed.");
-  }
 }
 
 }  // namespace limbo

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <optional>
 
 #include "allocator/device/device.h"
 #include "ipc/descriptor.h"
@@ -34,6 +34,8 @@ class Receiver {
 
   [[nodiscard]] Claim claim(const std::shared_ptr<ProducerLink>& link,
                             const ExportTicket& ticket) const;
+  // A free slot; nothing when the row is full of what is held.
+  [[nodiscard]] std::optional<std::uint32_t> take_slot(ProducerLink& link) const;
   [[nodiscard]] int choose_device(const Uuid& owner, const ReceiveOptions& options) const;
 
   Device& device_;
@@ -45,8 +47,5 @@ class Receiver {
 
 // The stream that receives on `device`, checked: it can wait on words and is not being captured.
 [[nodiscard]] StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& options);
-
-// Throws what a consumer meets whose claim does not stand.
-[[noreturn]] void throw_verdict(protocol::ClaimVerdict verdict);
 
 }  // namespace limbo

@@ -274,10 +274,14 @@ std::optional<ReleaseQueue::Clock::time_point> ReleaseQueue::run(Clock::time_poi
   return std::nullopt;
 }
 
-std::uint64_t ReleaseQueue::pending() {
+std::uint64_t ReleaseQueue::pending(const ProducerLink* link) {
+  const auto counts = [&](const ReleaseJob& job) { return !link || job.link.get() == link; };
   const std::lock_guard lock(mutex_);
-  std::uint64_t count = waiting_.size() + being_enqueued_;
-  for (const Batch& batch : enqueued_) count += batch.jobs.size();
+  std::uint64_t count = being_enqueued_;
+  count += static_cast<std::uint64_t>(std::count_if(waiting_.begin(), waiting_.end(), counts));
+  for (const Batch& batch : enqueued_) {
+    if (counts(batch.jobs.front())) count += batch.jobs.size();
+  }
   return count;
 }
 

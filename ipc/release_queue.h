@@ -64,8 +64,8 @@ class ReleaseQueue {
   // The worker's periodic: enqueues what waits, polls.
   [[nodiscard]] std::optional<Clock::time_point> run(Clock::time_point now);
 
-  // Releases enqueued or waiting.
-  [[nodiscard]] std::uint64_t pending();
+  // Releases enqueued or waiting; of one producer's blocks, where it is named.
+  [[nodiscard]] std::uint64_t pending(const ProducerLink* link = nullptr);
 
   // From now on no release touches the device: the process is ending.
   void stop() noexcept { stopped_.store(true); }

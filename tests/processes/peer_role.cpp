@@ -285,7 +285,14 @@ class PeerRole {
          as_sim(device()).faults().add(next(w));
          return std::string();
        }},
+      {"size", [this](Words& w) { return std::to_string(block(w).size_bytes); }},
+      {"device", [this](Words& w) { return std::to_string(block(w).device); }},
       {"device_name", [](Words&) { return std::string(device().name()); }},
+      {"exec_sleep",
+       [](Words&) -> std::string {
+         ::execl("/bin/sleep", "sleep", "1000", nullptr);
+         throw std::runtime_error("exec failed");
+       }},
       {"leave", [](Words& w) -> std::string { std::exit(next<int>(w)); }},
       {"leave_at_once", [](Words& w) -> std::string { ::_exit(next<int>(w)); }},
   };
