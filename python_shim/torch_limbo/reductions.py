@@ -41,9 +41,10 @@ raise torch's own error or ``forked_child``.
 from __future__ import annotations
 
 import ctypes
+import gc
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing.reductions as torch_reductions
@@ -105,7 +106,7 @@ def device_argument(device: Any) -> int:
                 f"There is no device {device}. Give an index from 0 on, or None for the owner's.",
             )
         return int(device)
-    if isinstance(device, str) and not device.startswith("cuda"):
+    if isinstance(device, str) and _is_uuid(device):
         return _index_of_uuid(device)
     try:
         named = torch.device(device)
@@ -119,6 +120,11 @@ def device_argument(device: Any) -> int:
     if named.index is not None:
         return int(named.index)
     return 0 if _library.simulated() else torch.cuda.current_device()
+
+
+def _is_uuid(text: str) -> bool:
+    """Whether a string is a GPU's UUID, with "GPU-" in front of it or not."""
+    return text.startswith("GPU-") or (len(text) == 36 and text.count("-") == 4)
 
 
 def _index_of_uuid(uuid: str) -> int:
@@ -358,26 +364,43 @@ def _body_of_rebuild_cuda_tensor(  # type: ignore[no-untyped-def]
     )
 
 
+def _torchs_function(name: str) -> types.FunctionType | None:
+    """Torch's function `name`, also where a program has put another in its place and kept it."""
+    present = getattr(torch_reductions, name)
+    if _is_torchs(present, name):
+        return cast("types.FunctionType", present)
+    kept = (thing for thing in gc.get_objects() if _is_torchs(thing, name))
+    return cast("types.FunctionType | None", next(kept, None))
+
+
+def _is_torchs(thing: object, name: str) -> bool:
+    return (
+        isinstance(thing, types.FunctionType)
+        and thing.__globals__ is torch_reductions.__dict__
+        and thing.__qualname__ == name
+    )
+
+
 def _put_in_front(name: str, body: Callable[..., Any], ours: Callable[..., Any]) -> Any:
     """Give torch's function `name` a new body, and return a function that does what it did.
 
-    Where a program has put a function of its own in torch's place, that one is replaced by name,
-    and stays the one that tensors of others go to.
+    Where a program has replaced it and kept nothing of it, the program's is replaced by name, and
+    stays the one that tensors of others go to.
     """
-    function = getattr(torch_reductions, name)
-    stock = getattr(function, "_limbo_stock", None)
-    if stock is not None:  # the package is imported anew
-        return stock
-    torchs = getattr(function, "__module__", "") == torch_reductions.__name__
-    if torchs and isinstance(function, types.FunctionType):
+    function = _torchs_function(name)
+    if function is None:
+        programs = getattr(torch_reductions, name)
+        setattr(torch_reductions, name, ours)
+        return programs
+    stock = function.__dict__.get("_limbo_stock")
+    if stock is None:  # else the package is imported anew
         stock = types.FunctionType(
             function.__code__, function.__globals__, name, function.__defaults__
         )
+        stock.__qualname__ = f"stock {name}"
         function.__dict__["_limbo_stock"] = stock
         function.__code__ = body.__code__
-        return stock
-    setattr(torch_reductions, name, ours)
-    return function
+    return stock
 
 
 _stock_reduce_tensor = _put_in_front("reduce_tensor", _body_of_reduce_tensor, reduce_tensor)
