@@ -28,6 +28,8 @@ TEST_P(DeviceSuite, AllocatesAlignedMemory) {
 }
 
 TEST_P(DeviceSuite, CountsWhatIsTaken) {
+  // A driver takes something for itself at the first allocation of a size.
+  give_up(new_memory(64 * kMiB));
   const MemoryInfo before = device().memory_info(0);
   EXPECT_GT(before.total_bytes, 0U);
   EXPECT_LE(before.free_bytes, before.total_bytes);
