@@ -3,16 +3,18 @@
 // A *machine* (the GPUs) is a file; every process that names the same one shares its GPUs as
 // processes share hardware. Environment:
 //
-// | variable             | meaning                                                   | default |
-// |----------------------|-----------------------------------------------------------|-------------|
-// | LIMBO_SIM_MACHINE    | path of the machine's file; made by whoever comes first,  | sim-machine
-// | |                      | removed by the last to leave                              | in the
-// runtime directory | | LIMBO_SIM_DEVICES    | its GPUs, 1 to 8; read when the machine is made | 1
-// | | LIMBO_SIM_MEMORY_MB  | memory of each; read when the machine is made             | 2048 | |
-// LIMBO_SIM_VISIBLE    | indices of the GPUs that this process sees, in its order  | all         |
-// | LIMBO_SIM_FAULTS     | a fault plan (fault_plan.h)                               | none | |
-// LIMBO_SIM_COMPANION  | the companion program                                     | beside the
-// library |
+// | variable            | meaning                                                  | default |
+// |---------------------|----------------------------------------------------------|---------|
+// | LIMBO_SIM_MACHINE   | path of the machine's file; made by whoever comes first, | (1)     |
+// |                     | removed by the last to leave                             |         |
+// | LIMBO_SIM_DEVICES   | its GPUs, 1 to 8; read when the machine is made          | 1       |
+// | LIMBO_SIM_MEMORY_MB | memory of each; read when the machine is made            | 2048    |
+// | LIMBO_SIM_VISIBLE   | indices of the GPUs that this process sees, in its order | all     |
+// | LIMBO_SIM_FAULTS    | a fault plan (fault_plan.h)                              | none    |
+// | LIMBO_SIM_COMPANION | the companion program                                    | (2)     |
+//
+// (1) `sim-machine` in $LIMBO_RUNTIME_DIR, else $XDG_RUNTIME_DIR/limbo, else /tmp/limbo-<uid>.
+// (2) limbo_sim_companion beside the library, else in ../bin.
 //
 // It behaves as hardware was measured to. Where it differs:
 // - Host code can read and write device memory through its pointers. Fork children cannot.

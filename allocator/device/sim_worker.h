@@ -35,8 +35,8 @@ class Worker {
   // One step of every stream. True when something moved.
   bool step_all();
 
-  // What the streams stand at after a step: nothing, only waits and kernels (to be looked at now and
-  // then), or work that goes on.
+  // What the streams stand at after a step: nothing, only waits and kernels (to be looked at now
+  // and then), or work that goes on.
   enum class Activity { kIdle, kWaiting, kWorking };
   [[nodiscard]] Activity activity() const noexcept { return activity_; }
 

@@ -94,9 +94,8 @@ TEST(FaultPlan, SaysWhatIsWrongWithAText) {
 }
 
 TEST(FaultPlan, ComesFromTheEnvironment) {
-  ASSERT_EQ(::setenv("LIMBO_SIM_FAULTS", "allocate:1=full", 1), 0);
+  const ScopedVariable plan("LIMBO_SIM_FAULTS", "allocate:1=full");
   const auto sim = make_sim();
-  ::unsetenv("LIMBO_SIM_FAULTS");
   EXPECT_EQ(sim->try_allocate(0, kMiB), nullptr);
   sim->free(0, sim->try_allocate(0, kMiB));
 }
@@ -206,21 +205,23 @@ TEST_F(SimFaults, AQueryInGlobalModeLosesACapture) {
 TEST_F(SimFaults, DoesNotConfuseDevices) {
   // A machine of its own with two devices, seen the other way round.
   const Sandbox own;
-  ASSERT_EQ(::setenv("LIMBO_SIM_DEVICES", "2", 1), 0);
-  ASSERT_EQ(::setenv("LIMBO_SIM_MEMORY_MB", "64", 1), 0);
+  const ScopedVariable devices("LIMBO_SIM_DEVICES", "2");
+  const ScopedVariable memory("LIMBO_SIM_MEMORY_MB", "64");
+  const auto seeing = [](const char* visible) {
+    const ScopedVariable variable("LIMBO_SIM_VISIBLE", visible);
+    auto sim = make_sim();
+    static_cast<void>(sim->device_count());  // read at the first use
+    return sim;
+  };
   const auto straight = make_sim();
-  ASSERT_EQ(straight->device_count(), 2);
-  ASSERT_EQ(::setenv("LIMBO_SIM_VISIBLE", "1,0", 1), 0);
-  const auto crossed = make_sim();
-  ASSERT_EQ(crossed->device_count(), 2);
-  ASSERT_EQ(::setenv("LIMBO_SIM_VISIBLE", "1", 1), 0);
-  const auto one = make_sim();
-  ASSERT_EQ(one->device_count(), 1);
-  ASSERT_EQ(::setenv("LIMBO_SIM_VISIBLE", "2", 1), 0);
-  EXPECT_THROW(static_cast<void>(make_sim()->device_count()), Error);
-  ::unsetenv("LIMBO_SIM_VISIBLE");
-  ::unsetenv("LIMBO_SIM_DEVICES");
-  ::unsetenv("LIMBO_SIM_MEMORY_MB");
+  const auto crossed = seeing("1,0");
+  const auto one = seeing("1");
+  EXPECT_EQ(straight->device_count(), 2);
+  EXPECT_EQ(crossed->device_count(), 2);
+  EXPECT_EQ(one->device_count(), 1);
+  EXPECT_EQ(seeing("")->device_count(), 0);
+  EXPECT_THROW(seeing("2"), Error);
+  EXPECT_THROW(seeing("0;1"), Error);
 
   EXPECT_NE(straight->uuid(0), straight->uuid(1));
   EXPECT_EQ(straight->uuid(0), crossed->uuid(1));

@@ -194,26 +194,25 @@ TEST_F(SimMachine, ALostCompanionIsALostDevice) {
 }
 
 TEST_F(SimMachine, RefusesWhatIsNotOne) {
-  ASSERT_EQ(::setenv("LIMBO_SIM_MACHINE", sandbox_->path().c_str(), 1), 0);
-  EXPECT_DEVICE_ERROR(static_cast<void>(make_sim()->device_count()), "Opening the simulated");
-  ASSERT_EQ(::setenv("LIMBO_SIM_MACHINE", (sandbox_->path() / "no" / "where").c_str(), 1), 0);
-  EXPECT_DEVICE_ERROR(static_cast<void>(make_sim()->device_count()), "No such file");
-  ASSERT_EQ(::setenv("LIMBO_SIM_MACHINE", sandbox_->sim_machine().c_str(), 1), 0);
-  ASSERT_EQ(::setenv("LIMBO_SIM_COMPANION", "/nonexistent/companion", 1), 0);
-  EXPECT_DEVICE_ERROR(static_cast<void>(make_sim()->device_count()), "/nonexistent/companion");
-  ASSERT_EQ(::setenv("LIMBO_SIM_COMPANION", "/bin/true", 1), 0);
-  EXPECT_DEVICE_ERROR(static_cast<void>(make_sim()->device_count()), "did not answer");
-  ::unsetenv("LIMBO_SIM_COMPANION");
+  const auto refusal = [](const char* name, const std::string& value) {
+    const ScopedVariable variable(name, value);
+    return device_error([] { static_cast<void>(make_sim()->device_count()); });
+  };
+  EXPECT_PRED2(contains, refusal("LIMBO_SIM_MACHINE", sandbox_->path()), "Opening the simulated");
+  EXPECT_PRED2(contains, refusal("LIMBO_SIM_MACHINE", sandbox_->path() / "no" / "where"),
+               "No such file");
+  EXPECT_PRED2(contains, refusal("LIMBO_SIM_COMPANION", "/nonexistent/one"), "/nonexistent/one");
+  EXPECT_PRED2(contains, refusal("LIMBO_SIM_COMPANION", "/bin/true"), "did not answer");
   // An error leaves the device usable.
   const auto sim = make_sim();
-  ASSERT_EQ(::setenv("LIMBO_SIM_MEMORY_MB", "1", 1), 0);
-  EXPECT_THROW(static_cast<void>(sim->device_count()), Error);
-  ::unsetenv("LIMBO_SIM_MEMORY_MB");
+  {
+    const ScopedVariable memory("LIMBO_SIM_MEMORY_MB", "1");
+    EXPECT_THROW(static_cast<void>(sim->device_count()), Error);
+  }
   EXPECT_EQ(sim->device_count(), 1);
 }
 
-TEST_F(SimMachine, IsLeftAloneWhereItsFileIsSomethingElse) {
-  // A file that is no machine and that nobody uses is started anew, as one left behind by the dead.
+TEST_F(SimMachine, StartsAnewWhereItsFileIsSomethingElse) {
   std::ofstream(sandbox_->sim_machine()) << "something else";
   const auto sim = make_sim();
   EXPECT_EQ(sim->device_count(), 1);
