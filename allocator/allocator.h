@@ -79,6 +79,21 @@ class OutOfMemory : public std::exception {
   std::string text_;
 };
 
+// How free memory is cut and kept; what c10's options of the same names say. The defaults are the
+// native allocator's.
+struct AllocationPolicy {
+  // Free blocks of this size or more are not cut, and serve only requests that are as large. More
+  // than 20 MiB.
+  std::size_t max_split_size_bytes = ~std::size_t{0};
+  // How much larger than a request of max_split_size_bytes or more the block that serves it may be.
+  // At least 20 MiB.
+  std::size_t max_non_split_rounding_bytes = std::size_t{20} << 20;
+  // Before new memory is taken while more than this part of the limit (of the device's memory where
+  // there is none) is reserved, unused large segments are returned, the longest unused first, until
+  // it is not. From 0 (never) to below 1.
+  double garbage_collection_threshold = 0;
+};
+
 class Allocator {
  public:
   explicit Allocator(Device& device);
@@ -152,6 +167,9 @@ class Allocator {
   // already): frees are accepted, nothing is returned, and an allocation that needs new memory
   // throws Error(kDeviceError). Cannot be undone.
   void driver_gone() noexcept;
+
+  // For all devices, from the next miss on. Throws Error(kBadArgument) for a value out of range.
+  void set_policy(const AllocationPolicy& policy);
 
   // ---- numbers ----------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // ---- pieces.cpp ----
   std::size_t return_pieces(DeviceHeap& at);
   bool return_piece(DeviceHeap& at, Segment& segment);
+  void collect_garbage(DeviceHeap& at);
   [[nodiscard]] bool keeps_pieces_for_readers(DeviceHeap& at);
   void empty_cache(DeviceHeap& at);
 

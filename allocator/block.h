@@ -99,6 +99,7 @@ struct Block {
   // Guarded by the heap lock.
   Block* previous = nullptr;  // neighbours in the segment, by address
   Block* next = nullptr;
+  std::uint64_t free_since = 0;                   // DeviceHeap::searches when it became free
   unsigned waits = 0;                             // events that it still waits for
   std::unique_ptr<std::vector<StreamRef>> users;  // streams named by record_stream
 

@@ -16,6 +16,11 @@ bool is_part(const Block* block) noexcept {
   return block->previous != nullptr || block->next != nullptr;
 }
 
+// No block of its piece is out, and nobody is returning it already.
+bool may_return(const Segment& segment) noexcept {
+  return segment.piece.blocks_out == 0 && segment.first->state() == BlockState::kFree;
+}
+
 }  // namespace
 
 EventHandle EventPool::take(Device& device, int index) {
@@ -102,24 +107,31 @@ void DeviceHeap::absorb_next(Block* block) noexcept {
   drop_node(gone);
 }
 
-Block* DeviceHeap::take(StreamHandle stream, std::size_t size_bytes) {
-  const bool is_large = sizes::is_large(size_bytes);
-  FreeList& list = is_large ? large : small;
+Block* DeviceHeap::find_fit(StreamHandle stream, std::size_t size_bytes) {
+  ++searches;
+  const FreeList& list = sizes::is_large(size_bytes) ? large : small;
   Block* block = list.find_best(stream, size_bytes);
-  if (block == nullptr) return nullptr;
+  if (block == nullptr || block->size_bytes < policy.max_split_size_bytes) return block;
+  // A block that is not to be cut.
+  if (size_bytes < policy.max_split_size_bytes) return nullptr;
+  return block->size_bytes - size_bytes < policy.max_non_split_rounding_bytes ? block : nullptr;
+}
+
+// Takes a free block out of its list, cut to size_bytes where that leaves a block.
+void DeviceHeap::cut(Block* block, std::size_t size_bytes) {
   remove_free(block);
-  if (sizes::leaves_block(is_large, block->size_bytes - size_bytes)) split_off(block, size_bytes);
+  if (size_bytes < policy.max_split_size_bytes &&
+      sizes::leaves_block(block->segment->large, block->size_bytes - size_bytes)) {
+    split_off(block, size_bytes);
+  }
   block->split = is_part(block);
   Piece& piece = block->segment->piece_of(*block);
   ++piece.blocks_out;
   piece.kept_for_readers = false;  // asked anew when it is free again
-  return block;
 }
 
-void* DeviceHeap::hand_out(StreamHandle stream, std::size_t size_bytes,
-                           std::size_t requested_bytes) {
-  Block* block = take(stream, size_bytes);
-  if (block == nullptr) return nullptr;
+void* DeviceHeap::hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes) {
+  cut(block, size_bytes);
   block->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   counters.add_active(block->segment->large, block->size_bytes, requested_bytes);
   counters.add_allocated(block->segment->large, block->size_bytes);
@@ -146,6 +158,7 @@ void DeviceHeap::give(Block* block, bool was_cached) {
     absorb_next(previous);
     block = previous;
   }
+  block->free_since = searches;
   insert_free(block);
 }
 
@@ -188,6 +201,7 @@ Segment& DeviceHeap::add_segment(Provider& provider, void* base, std::size_t siz
     throw;
   }
   block->set_state(BlockState::kFree);
+  block->free_since = searches;
   page_table_.set(base, block);
   insert_free(block);
   counters.add(kSegments, is_large, 1);
@@ -199,13 +213,27 @@ Segment& DeviceHeap::add_segment(Provider& provider, void* base, std::size_t siz
 Segment* DeviceHeap::begin_return(std::uint64_t after) {
   for (auto at = segments.upper_bound(after); at != segments.end(); ++at) {
     Segment& segment = *at->second;
-    if (segment.piece.blocks_out != 0 || segment.first->state() != BlockState::kFree) continue;
-    remove_free(segment.first);
-    segment.first->set_state(BlockState::kReturning);
-    begin_work();
-    return &segment;
+    if (may_return(segment)) return &take_out_of_lists(segment);
   }
   return nullptr;
+}
+
+Segment* DeviceHeap::begin_return_oldest() {
+  Segment* oldest = nullptr;
+  for (const auto& [piece_id, segment] : segments) {
+    if (!segment->large || segment->piece.kept_for_readers || !may_return(*segment)) continue;
+    if (oldest == nullptr || segment->first->free_since < oldest->first->free_since) {
+      oldest = segment.get();
+    }
+  }
+  return oldest == nullptr ? nullptr : &take_out_of_lists(*oldest);
+}
+
+Segment& DeviceHeap::take_out_of_lists(Segment& segment) {
+  remove_free(segment.first);
+  segment.first->set_state(BlockState::kReturning);
+  begin_work();
+  return segment;
 }
 
 void DeviceHeap::cancel_return(Segment& segment) {

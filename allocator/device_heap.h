@@ -14,6 +14,7 @@
 #include <mutex>
 #include <vector>
 
+#include "allocator/allocator.h"
 #include "allocator/block.h"
 #include "allocator/depot.h"
 #include "allocator/free_list.h"
@@ -48,10 +49,12 @@ class DeviceHeap {
 
   // ---- free memory: caller holds the heap lock ----
 
-  // Hands out the best fit, split where that leaves a block; null if nothing fits. `size_bytes` is
-  // rounded, `requested_bytes` is what it was.
-  [[nodiscard]] void* hand_out(StreamHandle stream, std::size_t size_bytes,
-                               std::size_t requested_bytes);
+  // The best fit that the policy allows; null if there is none. `size_bytes` is rounded. It stays
+  // in its list.
+  [[nodiscard]] Block* find_fit(StreamHandle stream, std::size_t size_bytes);
+
+  // Hands out a free block that is large enough, split where that leaves a block.
+  [[nodiscard]] void* hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes);
 
   // Makes a block free memory and merges it with its neighbours. `was_cached`: it was counted as
   // inactive. The caller has taken it out of the active numbers.
@@ -71,6 +74,8 @@ class DeviceHeap {
   // The first piece after `after` with no block out; null if there is none. It is out of the free
   // lists afterwards.
   [[nodiscard]] Segment* begin_return(std::uint64_t after);
+  // The large piece that has been free for longest, among those not kept for readers.
+  [[nodiscard]] Segment* begin_return_oldest();
   void cancel_return(Segment& segment);                  // back into the free lists
   void hide_addresses(const Segment& segment) noexcept;  // lookups no longer find it
   void show_addresses(const Segment& segment);           // they do again
@@ -93,7 +98,9 @@ class DeviceHeap {
   FreeList large;
   DeviceCounters counters;
   std::map<StreamHandle, std::unique_ptr<StreamDepot>> depots;  // never erased
-  std::size_t limit_bytes = 0;                                  // 0: none
+  AllocationPolicy policy;
+  std::uint64_t searches = 0;      // find_fit calls: the heap's clock
+  std::size_t limit_bytes = 0;     // 0: none
   std::size_t reserved_bytes = 0;  // taken from the driver, and being taken
 
   // Blocks that wait for events, by stream, oldest first.
@@ -117,7 +124,8 @@ class DeviceHeap {
   [[nodiscard]] FreeList& list_of(const Segment& segment) noexcept {
     return segment.large ? large : small;
   }
-  [[nodiscard]] Block* take(StreamHandle stream, std::size_t size_bytes);
+  void cut(Block* block, std::size_t size_bytes);
+  Segment& take_out_of_lists(Segment& segment);
   [[nodiscard]] Block* new_node();
   void drop_node(Block* block) noexcept;
   void insert_free(Block* block);

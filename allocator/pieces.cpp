@@ -64,6 +64,30 @@ std::size_t Allocator::Impl::return_pieces(DeviceHeap& at) {
   return returned;
 }
 
+// Returns the longest unused large segments while more is reserved than the policy's threshold.
+void Allocator::Impl::collect_garbage(DeviceHeap& at) {
+  {
+    const std::lock_guard lock(at.mutex);
+    if (at.policy.garbage_collection_threshold <= 0) return;
+  }
+  if (driver_is_gone.load()) return;
+  const std::size_t capacity_bytes = device.memory_info(at.device).total_bytes;
+  while (true) {
+    Segment* segment = nullptr;
+    {
+      const std::lock_guard lock(at.mutex);
+      const std::size_t allowed_bytes = at.limit_bytes != 0 ? at.limit_bytes : capacity_bytes;
+      const double threshold_bytes =
+          at.policy.garbage_collection_threshold * static_cast<double>(allowed_bytes);
+      if (static_cast<double>(at.reserved_bytes) <= threshold_bytes) return;
+      const CountersChange change(at.counters);
+      segment = at.begin_return_oldest();
+    }
+    if (segment == nullptr) return;
+    static_cast<void>(return_piece(at, *segment));
+  }
+}
+
 bool Allocator::Impl::keeps_pieces_for_readers(DeviceHeap& at) {
   const std::lock_guard lock(at.mutex);
   for (const auto& [piece_id, segment] : at.segments) {

@@ -31,7 +31,9 @@ bool inside_callback() noexcept {
 void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request) {
   const std::lock_guard lock(from.mutex);
   const CountersChange change(from.counters);
-  return from.hand_out(request.stream.handle, request.size_bytes, request.requested_bytes);
+  Block* block = from.find_fit(request.stream.handle, request.size_bytes);
+  if (block == nullptr) return nullptr;
+  return from.hand_out(block, request.size_bytes, request.requested_bytes);
 }
 
 void* Allocator::Impl::search(const Request& request) {
@@ -73,11 +75,11 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request) {
     if (base != nullptr) {
       const std::lock_guard lock(at.mutex);
       const CountersChange change(at.counters);
-      at.add_segment(provider, base, size_bytes, request.stream,
-                     sizes::is_large(request.size_bytes));
+      const Segment& segment = at.add_segment(provider, base, size_bytes, request.stream,
+                                              sizes::is_large(request.size_bytes));
       at.end_work();
       // Under the same lock, so that no other thread takes it away.
-      return at.hand_out(request.stream.handle, request.size_bytes, request.requested_bytes);
+      return at.hand_out(segment.first, request.size_bytes, request.requested_bytes);
     }
   } catch (...) {
     const std::lock_guard lock(at.mutex);
@@ -99,6 +101,7 @@ void* Allocator::Impl::allocate_slow(const Request& request) {
   if (void* data = search(request)) return data;
   reclaim_caches(at);
   if (void* data = search(request)) return data;
+  collect_garbage(at);
   if (void* data = grow(at, request)) return data;
   return make_room(at, request);
 }

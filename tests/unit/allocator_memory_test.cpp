@@ -144,6 +144,86 @@ TEST_F(AllocatorMemory, TheLimitCountsReservedBytes) {
   for (std::byte* one : {small, other, more}) allocator_.free(one);
 }
 
+// ---- policy -----------------------------------------------------------------------------------
+
+TEST_F(AllocatorMemory, ALargeBlockIsNotCutPastTheLimit) {
+  AllocationPolicy policy;
+  policy.max_split_size_bytes = 24 * kMiB;
+  allocator_.set_policy(policy);
+  std::byte* large = allocate(40 * kMiB);
+  allocator_.free(large);
+  std::byte* small = allocate(3 * kMiB);
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(60 * kMiB));  // from a segment of its own
+  EXPECT_EQ(allocate(26 * kMiB), large);
+  EXPECT_EQ(allocator_.find(large)->size_bytes, 40 * kMiB);  // whole, at most 20 MiB too large
+  allocator_.free(small);
+  allocator_.free(large);
+}
+
+TEST_F(AllocatorMemory, AnUncutBlockIsNotWastedOnMuchSmallerRequests) {
+  AllocationPolicy policy;
+  policy.max_split_size_bytes = 21 * kMiB;
+  allocator_.set_policy(policy);
+  std::byte* large = allocate(44 * kMiB);
+  allocator_.free(large);
+  std::byte* other = allocate(22 * kMiB);  // 22 MiB would be wasted: the large one goes back
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(22 * kMiB));
+  // Below the limit, in a segment that is rounded up to more than it.
+  std::byte* between = allocate(21 * kMiB - 512);
+  for (std::byte* data : {other, between}) allocator_.free(data);
+}
+
+TEST_F(AllocatorMemory, GarbageIsCollectedWithAThresholdAlone) {
+  AllocationPolicy policy;
+  policy.garbage_collection_threshold = 0.5;  // of 64 MiB: no limit is set
+  allocator_.set_policy(policy);
+  const StreamRef other = stream();
+  std::byte* oldest = allocate(20 * kMiB);
+  std::byte* newer = allocate(14 * kMiB);
+  allocator_.free(oldest);
+  allocator_.empty_cache(0);
+  oldest = allocate(20 * kMiB);
+  allocator_.free(oldest);
+  static_cast<void>(allocator_.largest_free_block_bytes(0));
+  std::byte* small = allocate(512, other);  // 34 MiB: over the threshold
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(16 * kMiB));
+  allocator_.free(newer);
+  std::byte* again = allocate(512, {0, nullptr});  // 16 MiB: below it, nothing is collected
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(18 * kMiB));
+  EXPECT_EQ(allocator_.stats(0).num_alloc_retries, 0);
+  allocator_.free(small);
+  allocator_.free(again);
+}
+
+TEST_F(AllocatorMemory, GarbageGoesOldestFirstAndOnlyAsFarAsNeeded) {
+  std::vector<std::byte*> blocks;
+  for (int count = 0; count < 4; ++count) blocks.push_back(allocate(12 * kMiB));
+  std::vector<std::uint64_t> pieces;
+  for (std::byte* data : blocks) pieces.push_back(allocator_.find(data)->piece_id);
+  FakeLender lender;
+  allocator_.set_lender(&lender);
+  for (const std::size_t index : {2U, 0U, 3U, 1U}) {
+    allocator_.free(blocks[index]);
+    static_cast<void>(allocator_.largest_free_block_bytes(0));
+    allocator_.free(allocate(512));  // the clock goes on
+    static_cast<void>(allocator_.largest_free_block_bytes(0));
+  }
+  AllocationPolicy policy;
+  policy.garbage_collection_threshold = 0.5;
+  allocator_.set_policy(policy);
+  allocator_.free(allocate(512, stream()));  // 50 of 64 MiB: two have to go
+  EXPECT_EQ(lender.returned, (std::vector<std::uint64_t>{pieces[2], pieces[0]}));
+  allocator_.set_lender(nullptr);
+}
+
+TEST_F(AllocatorMemory, PoliciesOutOfRangeAreRefused) {
+  for (const AllocationPolicy& policy :
+       {AllocationPolicy{20 * kMiB, 20 * kMiB, 0}, AllocationPolicy{21 * kMiB, 19 * kMiB, 0},
+        AllocationPolicy{21 * kMiB, 20 * kMiB, 1}, AllocationPolicy{21 * kMiB, 20 * kMiB, -0.5}}) {
+    EXPECT_ERROR(allocator_.set_policy(policy), kBadArgument);
+  }
+}
+
 // ---- pieces and the lender --------------------------------------------------------------------
 
 class AllocatorLending : public AllocatorTest {
