@@ -12,6 +12,7 @@
 
 #include "allocator/error.h"
 #include "ipc/channel_socket.h"
+#include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
 #include "ipc/incarnation.h"
 #include "ipc/lease_watch.h"
@@ -214,13 +215,16 @@ void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& pack
   }
   try {
     const bool late = (hello.life_line_flags & life_line::kLate) != 0;
+    LIMBO_FAIL_POINT("accept.before_lease");
     const LeaseGrant grant = keeper.add_lease({hello.incarnation, peer.pid, late});
     peer.lease = grant.lease_number;
     // From here on the lease ends by the watch alone.
     peer.watch =
         std::make_unique<PeerWatch>(reaper, std::move(peer.pidfd), std::move(packet.descriptors[0]),
                                     hello.life_line_flags, [this, id] { look_at(id); });
+    LIMBO_FAIL_POINT("accept.after_lease");
     welcome(peer, grant);
+    LIMBO_FAIL_POINT("accept.after_welcome");
   } catch (const Error& failure) {
     answer(peer, MessageType::kRefused, failure.code(), failure.what());
     if (peer.lease) give_up(id);
@@ -280,10 +284,12 @@ void Channel::Impl::look_at(std::uint64_t id) {
     peer.reported_why = why;
     worker.post([this, lease, why = std::move(why)] { keeper.lease_gone(lease, why); });
   }
+  LIMBO_FAIL_POINT("peer.after_gone");
   if (!quiet_at || *quiet_at > now) return;
   if (peer.socket.valid()) reaper.unwatch(peer.socket.get());
   peers.erase(found);
   worker.post([this, lease] { keeper.lease_quiet(lease); });
+  LIMBO_FAIL_POINT("peer.after_quiet");
 }
 
 std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_point now) {

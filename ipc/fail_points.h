@@ -44,8 +44,23 @@ inline constexpr FailPointName kFailPoints[] = {
     {"receive.after_wait", true},
     {"release.before_enqueue"},
     {"release.after_enqueue"},
+    {"unmap.before_close"},
     {"unmap.after_close"},
     {"unmap.after_clear"},
+    // a consumer's connection
+    {"connect.before_hello"},
+    {"connect.after_hello"},
+    {"connect.after_welcome", true},
+    {"connect.after_register"},
+    {"decline.before_send"},
+    {"orphan.before_complete"},
+    {"orphan.after_complete"},
+    // the producer's end of a connection
+    {"accept.before_lease"},
+    {"accept.after_lease"},
+    {"accept.after_welcome"},
+    {"peer.after_gone"},
+    {"peer.after_quiet"},
     // the producer's share and drain
     {"share.after_pin", true},
     {"share.after_reserve", true},

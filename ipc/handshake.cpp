@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "allocator/error.h"
+#include "ipc/fail_points.h"
 #include "ipc/lease_watch.h"
 #include "ipc/life_line.h"
 #include "ipc/messages.h"
@@ -38,8 +39,11 @@ class Caller {
     hello.incarnation = own;
     hello.life_line_flags = life_line::flags();
     const int descriptors[Hello::kDescriptors] = {life_line};
+    LIMBO_FAIL_POINT("connect.before_hello");
     if (!send_packet(result_.socket.get(), encode(hello), descriptors)) unreachable("send");
+    LIMBO_FAIL_POINT("connect.after_hello");
     read_answer();
+    LIMBO_FAIL_POINT("connect.after_welcome");
     return std::move(result_);
   }
 

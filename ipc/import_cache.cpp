@@ -76,6 +76,7 @@ void ImportCache::close(Mapping* mapping) {
   }
   // Nobody else finds it any more. A close that fails leaves the mapping in place, so the mark must
   // stay as well: the entry is kept among the closing ones for good.
+  LIMBO_FAIL_POINT("unmap.before_close");
   device_.close_memory(mapping->device_, mapping->base());
   LIMBO_FAIL_POINT("unmap.after_close");
   {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/fail_points.h"
 #include "ipc/messages.h"
 #include "ipc/packet.h"
 
@@ -60,6 +61,7 @@ ProducerLink::ProducerLink(Device& device, const Incarnation& producer, Handshak
     device_.unregister_host_memory(row_memory_.data());
     throw;
   }
+  LIMBO_FAIL_POINT("connect.after_register");
 }
 
 ProducerLink::~ProducerLink() {
@@ -94,6 +96,7 @@ void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {
 }
 
 void ProducerLink::decline(std::uint32_t export_index, std::uint64_t generation) noexcept {
+  LIMBO_FAIL_POINT("decline.before_send");
   try {
     (void)send_packet(socket_.get(), encode(Decline{export_index, generation}));
   } catch (const std::exception&) {
@@ -137,7 +140,9 @@ std::optional<DeathSigns::Clock::time_point> ProducerLink::run(DeathSigns::Clock
   const auto quiet_at = signs.quiet_at(now);
   if (completed_ || (!signs.gone() && !context_lost)) return std::nullopt;
   if (signs.gone()) gone_.store(true, std::memory_order_release);
+  LIMBO_FAIL_POINT("orphan.before_complete");
   complete_waits();
+  LIMBO_FAIL_POINT("orphan.after_complete");
   if (quiet_at && *quiet_at <= now) {
     completed_ = true;
     return std::nullopt;

@@ -1,0 +1,181 @@
+// Every process is killed at every transition of the protocol, and nothing is lost.
+//
+// One test per fail point. Its role (the reader for a consumer's transitions, the sender for a
+// producer's) dies of it in the middle of a scenario that passes every point; the others must end
+// well, and what the dead one held must come back.
+#include <functional>
+
+#include "ipc/fail_points.h"
+#include "tests/processes/sharing_support.h"
+
+namespace limbo::testing {
+namespace {
+
+bool is_consumers(std::string_view name) {
+  for (const std::string_view prefix :
+       {"claim.", "dirty.", "release.", "receive.", "unmap.", "connect.", "decline.", "orphan."}) {
+    if (name.starts_with(prefix)) return true;
+  }
+  return false;
+}
+
+class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
+ protected:
+  [[nodiscard]] static std::string_view point() { return fail_point_names()[GetParam()].name; }
+  [[nodiscard]] static bool kills_reader() { return is_consumers(point()); }
+  [[nodiscard]] bool dead(Peer& peer) { return !peer.process().running(); }
+
+  // Does one thing. Errors are expected once somebody is dead; a dead peer does nothing more.
+  template <typename Function>
+  void attempt(Function&& function) {
+    try {
+      function();
+    } catch (const PeerError&) {
+      // What a process meets whose partner has died.
+    } catch (const ChildFailed&) {
+      EXPECT_TRUE(dead(sender_) || dead(reader_)) << "a peer hangs";
+    }
+  }
+
+  std::string send(const std::string& name, std::int64_t time_limit_ms = -1) {
+    std::string message;
+    attempt([&] { message = sender_.share(name, time_limit_ms); });
+    if (!message.empty()) messages_.push_back(message);
+    return message;
+  }
+  void open(Peer& reader, const std::string& name, const std::string& message) {
+    if (!message.empty()) attempt([&] { reader.receive(name, message); });
+  }
+  // Waits until the sender has a number, or somebody is dead.
+  void await(const std::string& name, std::int64_t value, bool empty_cache = false) {
+    const bool reached = eventually([&] {
+      bool done = false;
+      attempt([&] {
+        if (empty_cache) sender_.empty_cache();
+        done = sender_.stat(name) == value;
+      });
+      return done || dead(sender_) || dead(reader_);
+    });
+    EXPECT_TRUE(reached) << name << " does not become " << value;
+  }
+
+  void arm() {
+    Peer& victim = kills_reader() ? reader_ : sender_;
+    std::string spec = std::string(point()) + "=crash";
+    if (point() == "decline.before_send") spec += ",receive.before_slot=error";
+    victim.set_fail_points(spec);
+  }
+
+  // Passes every fail point of both sides.
+  void play() {
+    // to and fro, on two streams, with a read in the sender itself
+    attempt([&] { sender_.allocate("a", kMiB, 1); });
+    open(reader_, "x", send("a"));
+    attempt([&] { reader_.record_stream("x", "side"); });
+    attempt([&] { reader_.fill("x", 2); });
+    attempt([&] { reader_.release("x"); });
+    open(sender_, "self", send("a"));
+    attempt([&] { sender_.release("self"); });
+    open(reader_, "y", send("a"));
+    attempt([&] { sender_.free("a"); });
+    attempt([&] { reader_.drop("y"); });
+    await("limbo", 0);
+
+    // a piece that goes back to the driver
+    attempt([&] { sender_.allocate("b", 32 * kMiB, 1); });
+    open(reader_, "z", send("b"));
+    attempt([&] { reader_.drop("z"); });
+    attempt([&] { sender_.free("b"); });
+    await("limbo", 0);
+    await("reserved", 0, true);
+
+    // refused claims
+    attempt([&] { sender_.allocate("c", kMiB, 1); });
+    const std::string taken_back = send("c");
+    if (!taken_back.empty()) attempt([&] { sender_.withdraw(taken_back); });
+    open(reader_, "w", taken_back);
+
+    // a third process dies holding a block
+    Peer third;
+    open(third, "v", send("c"));
+    third.process().kill();
+    await("leases_swept", 1);
+    attempt([&] { (void)sender_.drain(std::chrono::milliseconds(100)); });
+
+    // the sender dies while the reader holds a block
+    open(reader_, "last", send("c"));
+    if (kills_reader() && !dead(reader_)) {
+      sender_.process().kill();
+      (void)eventually([&] {
+        bool seen = false;
+        attempt([&] { seen = reader_.orphaned("last"); });
+        return seen || dead(reader_);
+      });
+      (void)eventually([&] { return dead(reader_); }, std::chrono::milliseconds(200));
+    }
+  }
+
+  // A sender and a reader that work: a block goes through and comes back, nothing stays behind.
+  static void expect_works(Peer& sender, Peer& reader) {
+    sender.allocate("fresh", kMiB, 77);
+    const std::string message = sender.share("fresh");
+    reader.receive("fresh", message);
+    EXPECT_TRUE(reader.holds("fresh", 77));
+    sender.free("fresh");
+    reader.drop("fresh");
+    EXPECT_TRUE(sender.becomes("limbo", 0));
+    EXPECT_TRUE(sender.becomes("exports_open", 0));
+    EXPECT_TRUE(reader.becomes("releases_pending", 0));
+    EXPECT_TRUE(eventually([&] {
+      sender.empty_cache();
+      return sender.stat("reserved") == 0;
+    }));
+    sender.check_invariants();
+    const auto numbers = sender.stats();
+    for (const char* name : {"allocated", "active", "in_flight", "held_claims"}) {
+      EXPECT_EQ(numbers.at(name), 0) << name;
+    }
+  }
+
+  Sandbox sandbox_;
+  Peer sender_;
+  Peer reader_;
+  std::vector<std::string> messages_;
+};
+
+TEST_P(KillMatrixTest, NothingIsLost) {
+  arm();
+  play();
+  Peer& victim = kills_reader() ? reader_ : sender_;
+  ASSERT_TRUE(dead(victim)) << point() << " was not passed";
+  EXPECT_TRUE(victim.process().wait().signalled);
+
+  if (!dead(sender_)) {
+    for (const std::string& message : messages_) attempt([&] { sender_.withdraw(message); });
+    for (const char* name : {"a", "b", "c"}) attempt([&] { sender_.free(name); });
+    EXPECT_TRUE(sender_.becomes("limbo", 0));
+    Peer next;
+    expect_works(sender_, next);
+  }
+  if (!dead(reader_)) {
+    for (const char* name : {"x", "y", "z", "w", "last"}) attempt([&] { reader_.drop(name); });
+    EXPECT_TRUE(reader_.becomes("releases_pending", 0));
+    EXPECT_TRUE(reader_.becomes("pieces_mapped", 0));
+    Peer next;
+    expect_works(next, reader_);
+  }
+}
+
+std::string test_name(const ::testing::TestParamInfo<std::size_t>& info) {
+  std::string name(fail_point_names()[info.param].name);
+  for (char& c : name) {
+    if (c == '.') c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(AllPoints, KillMatrixTest,
+                         ::testing::Range(std::size_t{0}, kFailPointCount), test_name);
+
+}  // namespace
+}  // namespace limbo::testing
