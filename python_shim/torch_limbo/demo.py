@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 import torch.multiprocessing as mp
 
 from . import _library, api
+from .errors import limbo_errors
 
 #: The trainer waits for an answer of the inference process for this long, in seconds.
 _ANSWER_S = 60.0
@@ -78,7 +79,7 @@ class SimulatedTrainer:
     def step(self) -> str:
         """One step; what to tell about it."""
         self._step += 1
-        return "simulated"
+        return "weights written"
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Fresh tensors with this step's values."""
@@ -136,6 +137,7 @@ class _Inference:
         process = context.Process(target=infer, args=(queue, theirs), name="inference")
         process.start()
         theirs.close()
+        print(f"inference process {process.pid} started")
         return cls(process, queue, ours)
 
     def answer(self) -> tuple[Any, int, int]:
@@ -149,14 +151,19 @@ class _Inference:
 class _Tally:
     lent: int = 0
     corrupted: int = 0
-    notes: list[str] = field(default_factory=list)
 
 
 def run_demo(device: str, steps: int) -> int:
     """Run it on "cuda", "simulated" or "auto"; the exit code."""
     chosen = _choose(device)
-    os.environ["LIMBO_DEVICE"] = chosen
-    return _run(chosen, steps)
+    if os.environ.get("LIMBO_DEVICE") != chosen:
+        # The library asks when it is loaded, which is behind us: begin again.
+        sys.stdout.flush()
+        command = [sys.executable, "-m", "torch_limbo", "demo"]
+        command += ["--device", chosen, "--steps", str(steps)]
+        os.execve(sys.executable, command, {**os.environ, "LIMBO_DEVICE": chosen})
+    with limbo_errors():
+        return _run(chosen, steps)
 
 
 def _choose(device: str) -> str:
@@ -173,25 +180,25 @@ def _run(device: str, steps: int) -> int:
     trainer = SimulatedTrainer() if device == "simulated" else GpuTrainer()
     where = "the simulated GPU" if device == "simulated" else torch.cuda.get_device_name(0)
     print(f"A trainer and an inference process on {where}; {steps} steps.\n")
-    inference = _Inference.start()
     tally = _Tally()
     trainer.step()
     trainer.weights()  # what a step needs is allocated once, before memory is compared
     before = api.stats()
-    killed_after = steps // 2
-    started = inference.process.pid
-    print(f"inference process {started} started")
-    for step in range(1, steps + 1):
-        told = trainer.step()
-        _hand_over(trainer, inference, step, told, tally)
-        if step == killed_after:
-            inference = _kill_and_restart(inference)
-    inference.queue.put(None)
-    inference.answer()
-    inference.process.join(_ANSWER_S)
+    inference = _Inference.start()
+    try:
+        for step in range(1, steps + 1):
+            told = trainer.step()
+            _hand_over(trainer, inference, step, told, tally)
+            if step == steps // 2:
+                inference = _kill_and_restart(inference)
+        inference.queue.put(None)
+        inference.answer()
+        inference.process.join(_ANSWER_S)
+    finally:
+        if inference.process.is_alive():
+            inference.process.kill()
     _wait_for_return()
-    after = api.stats()
-    return _verdict(before, after, tally)
+    return _verdict(before, api.stats(), tally)
 
 
 def _hand_over(
@@ -226,9 +233,8 @@ def _kill_and_restart(inference: _Inference) -> _Inference:
         + (" everything that it held is back:" if came_back else " something is still missing:")
     )
     _print_holders()
-    restarted = _Inference.start()
-    print(f"\ninference process {restarted.process.pid} started")
-    return restarted
+    print()
+    return _Inference.start()
 
 
 def _print_holders() -> None:

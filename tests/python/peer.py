@@ -48,7 +48,7 @@ class Peer:
     """
 
     def __init__(self, method: str = "forkserver", **environment: str) -> None:
-        context = mp.get_context(method)
+        context: Any = mp.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload(["torch", "torch_limbo"])
         self._connection, theirs = context.Pipe()
@@ -58,8 +58,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
+        return int(self.process.pid)
 
     def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Start a call; `result` ends it."""

@@ -13,6 +13,8 @@ import torch_limbo
 #: What this process holds, by the name that the test gave it.
 HELD: dict[str, Any] = {}
 
+_CUDA = 1  # c10::DeviceType::CUDA
+
 
 def identity(value: Any) -> Any:
     return value
@@ -152,3 +154,13 @@ def storage_facts(name: str) -> tuple[str, int, bool]:
     untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
     same = untyped._cdata == HELD["tensor"].untyped_storage()._cdata
     return type(storage).__name__, untyped.nbytes(), bool(same)
+
+
+def use_on_side_streams(name: str, count: int) -> None:
+    """Use a tensor on `count` streams besides the one that received it."""
+    for _ in range(count):
+        handle = torch.ops.limbo.sim_new_stream(0)
+        before = torch.ops.limbo.sim_set_stream(handle, 0)
+        sim.fill(HELD[name], 5.0)
+        torch.ops.limbo.sim_set_stream(before, 0)
+        HELD[name].record_stream(torch.Stream(stream_id=handle, device_index=0, device_type=_CUDA))

@@ -134,6 +134,15 @@ def test_data_types(peer: Peer, dtype: torch.dtype) -> None:
     peer.call(remote.drop, "t")
 
 
+def test_a_received_tensor_used_on_other_streams(peer: Peer) -> None:
+    tensor = sim.full((1000,), 3.0)
+    peer.call(remote.receive, "t", torch_limbo.share(tensor))
+    del tensor
+    peer.call(remote.use_on_side_streams, "t", 3)
+    assert bool((peer.call(remote.values, "t") == 5.0).all())
+    peer.call(remote.drop, "t")
+
+
 def test_opened_where_it_was_made() -> None:
     tensor = sim.full((64,), 3.0)
     opens = torch_limbo.stats()["opens"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +42,7 @@ def consume(queue: Any, answers: Any) -> None:
     refused("resize_as", lambda: tensor.resize_as_(other))
     refused("set", lambda: tensor.set_(tensor.untyped_storage(), 0, (100_000,), (1,)))
     for size in (8 * ELEMENTS, 2 * ELEMENTS, 0):
-        refused(f"storage {size}", lambda size=size: tensor.untyped_storage().resize_(size))
+        refused(f"storage {size}", functools.partial(tensor.untyped_storage().resize_, size))
     tensor.resize_(100)
     result["smaller"] = tuple(tensor.shape) == (100,) and torch.equal(tensor.cpu(), expected[:100])
     tensor.resize_(0)
