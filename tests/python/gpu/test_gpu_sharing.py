@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Script
+from gpu_scripts import run_script
 
 
-def test_a_thousand_tensors_through_a_queue(run_script: Script) -> None:
+def test_a_thousand_tensors_through_a_queue() -> None:
     result = run_script("queue_thousand.py")
     assert result["wrong"] == []
     assert result["before"] == result["after"]
@@ -33,18 +33,18 @@ def check_canary(result: dict[str, Any]) -> None:
     assert result["statistics"]["claims_swept"] == 1
 
 
-def test_a_consumer_killed_under_its_kernel(run_script: Script) -> None:
+def test_a_consumer_killed_under_its_kernel() -> None:
     check_canary(run_script("killed_writer.py"))
 
 
-def test_a_killed_consumer_whose_child_keeps_the_gpu_open(run_script: Script) -> None:
+def test_a_killed_consumer_whose_child_keeps_the_gpu_open() -> None:
     result = run_script("killed_writer.py", "--child")
     assert result["stayed_with_child"], "the block came back while the dead kernel could write"
     assert any("quarantine" in state for state in result["holders_with_child"])
     check_canary(result)
 
 
-def test_sizes_of_received_tensors(run_script: Script) -> None:
+def test_sizes_of_received_tensors() -> None:
     answer = run_script("resize.py")
     assert answer["intact"]
     assert answer["exit"] == 0
@@ -61,7 +61,7 @@ def test_sizes_of_received_tensors(run_script: Script) -> None:
 
 
 @pytest.mark.parametrize("way", ["native", "limbo"])
-def test_a_received_tensor_on_a_side_stream(run_script: Script, way: str) -> None:
+def test_a_received_tensor_on_a_side_stream(way: str) -> None:
     result = run_script("record_stream.py", way)
     assert result["copied_well"]
     assert result["returned_after"] > 0.9 * result["work"], "it came back before the stream's work"
@@ -69,7 +69,7 @@ def test_a_received_tensor_on_a_side_stream(run_script: Script, way: str) -> Non
     assert result["exit"] == 0
 
 
-def test_a_consumer_that_knows_no_limbo(run_script: Script) -> None:
+def test_a_consumer_that_knows_no_limbo() -> None:
     result = run_script("stock_consumer.py")
     assert (result["total"], result["part"]) == (499500, [10, 11, 12, 13])
     assert not result["known"], "the consumer imported torch_limbo"
@@ -78,7 +78,7 @@ def test_a_consumer_that_knows_no_limbo(run_script: Script) -> None:
     assert result["exit"] == 0
 
 
-def test_messages_between_two_limbo_processes(run_script: Script) -> None:
+def test_messages_between_two_limbo_processes() -> None:
     result = run_script("roundtrip.py")
     assert result["failures"] == []
     assert result["before"] == result["after"]

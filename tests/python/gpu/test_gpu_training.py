@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch_limbo
-from conftest import Script
+from gpu_scripts import run_script
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def check_training(result: dict[str, Any], losses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("way", ["stock", "enable", "allocator"])
-def test_training(run_script: Script, native_losses: dict[str, Any], way: str) -> None:
+def test_training(native_losses: dict[str, Any], way: str) -> None:
     if not native_losses:
         native_losses.update(run_script("train.py", "native"))
         assert native_losses["backend"] == "native"
@@ -40,7 +40,7 @@ def test_training(run_script: Script, native_losses: dict[str, Any], way: str) -
     check_training(run_script("train.py", way, *library), native_losses["losses"])
 
 
-def test_more_than_there_is(run_script: Script) -> None:
+def test_more_than_there_is() -> None:
     result = run_script("out_of_memory.py")
     assert result["too_much"] == "OutOfMemoryError"
     assert re.search(r"CUDA out of memory\. Tried to allocate \d+\.\d\d GiB", result["text"])
@@ -52,7 +52,7 @@ def test_more_than_there_is(run_script: Script) -> None:
     assert result["allocated"] == 0
 
 
-def test_enabled_too_late(run_script: Script) -> None:
+def test_enabled_too_late() -> None:
     result = run_script("late.py")
     assert result["code"] == "already_in_use"
     assert result["fine_when_only_initialised"]

@@ -22,16 +22,18 @@ KERNEL_SECONDS = 2.0
 
 
 def consume(queue: Any, pipe: Any, with_child: bool) -> None:
+    import torch_limbo  # before CUDA starts: the life line then ends with the driver's files
     from kernels import WriteFor
 
+    assert torch_limbo.library_path().exists()
     write_for = WriteFor()
     tensor = queue.get()
     child = 0
     if with_child:
         child = os.fork()
         if child == 0:
-            while True:
-                time.sleep(1)
+            time.sleep(60)  # is killed long before
+            os._exit(0)
     write_for(tensor, KERNEL_SECONDS)
     pipe.send((time.monotonic(), child))
     time.sleep(60)  # is killed here
@@ -74,7 +76,6 @@ def main() -> int:
     states: list[str] = []
     child_killed = killed
     if with_child:
-        consumer.join(10)
         stayed = True
         while time.monotonic() - killed < 1.0:
             stayed = stayed and limbo_blocks() == 1
@@ -98,8 +99,7 @@ def main() -> int:
         spoiled = max(spoiled, int((canary != CANARY).sum()))
         looks += 1
     del canary
-    if not with_child:
-        consumer.join(10)
+    consumer.join(10)
     report(
         seen_writing=True,
         same_address=same_address,

@@ -1,0 +1,59 @@
+"""Running the scripts of scripts/, each in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "scripts"
+RESULT = "RESULT "
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Empty when torch can use a GPU here, else the reason. Asked in a process of its own, so that
+    this one stays without CUDA."""
+    code = """
+import torch
+if not torch.cuda.is_available():
+    raise SystemExit("torch finds no usable GPU")
+torch.ones(1, device="cuda")
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def run_script(
+    name: str, *arguments: str, timeout: float = 100, **environment: str
+) -> dict[str, Any]:
+    """The RESULT of a script, which must end well within `timeout` seconds."""
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / name), *arguments],
+        env={**os.environ, "LIMBO_DEVICE": "cuda", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # its consumers too
+        output, errors = process.communicate()
+        errors += f"\n{name} was still running after {timeout} s and was killed"
+    seconds = time.monotonic() - start
+    print(f"{name} {' '.join(arguments)}: {seconds:.1f} s, exit code {process.returncode}")
+    print(output, errors, sep="\n")  # pytest shows it when the test fails
+    assert process.returncode == 0, f"{name} failed:\n{errors[-4000:]}"
+    lines = [line for line in output.splitlines() if line.startswith(RESULT)]
+    assert lines, f"{name} printed no result:\n{output}\n{errors}"
+    result: dict[str, Any] = json.loads(lines[-1][len(RESULT) :])
+    return result
