@@ -30,6 +30,8 @@
 //   device by hold_while_work_runs: then it is the sign.
 // - register_host_memory needs HostMemory::fd. Unregistering does not wait: what is enqueued by
 //   then can still write.
+// - Killing the companion alone is like pulling the card: the client's calls say "device lost", and
+//   its memory may be given to others although its pointers still reach it.
 // - Every SimDevice is a client of its own: two of them in one process behave as two processes do.
 #pragma once
 
