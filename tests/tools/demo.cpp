@@ -115,10 +115,10 @@ class Demo {
     std::printf("%s is killed by SIGKILL while it reads %s. ", victim_->name().c_str(),
                 blocks(held).c_str());
     if (returned) {
-      std::printf("They are back after %.0f ms:\n\n",
+      std::printf("%s back after %.0f ms:\n\n", held == 1 ? "It is" : "They are",
                   std::chrono::duration<double, std::milli>(returned_after).count());
     } else {
-      std::printf("They did NOT come back within %.0f s:\n\n",
+      std::printf("%s NOT come back within %.0f s:\n\n", held == 1 ? "It did" : "They did",
                   std::chrono::duration<double>(kPatience).count());
     }
     print_holders();
@@ -196,11 +196,11 @@ class Demo {
     if (lost == 0 && !(back && empty && noted_)) lost = 1;
 
     std::printf(
-        "After %.1f s and %llu rounds of the trace:\n\n"
+        "After %.1f s and %u allocations:\n\n"
         "  received by the consumers  %llu of %llu blocks lent\n"
         "  allocated, active, limbo   %s, %s, %s MiB\n"
         "  reserved                   %s MiB after empty_cache (peak %s MiB)\n\n",
-        seconds_since(start_), static_cast<unsigned long long>(load_->rounds()),
+        seconds_since(start_), load_->allocations(),
         static_cast<unsigned long long>(survivor_->received() + victim_->received()),
         static_cast<unsigned long long>(lent), mib(stats.allocated_bytes[0].current).c_str(),
         mib(stats.active_bytes[0].current).c_str(), mib(stats.limbo_bytes).c_str(),

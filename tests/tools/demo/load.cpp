@@ -66,7 +66,6 @@ void Load::replay_once() {
     std::this_thread::sleep_until(due);
   }
   for (Block& block : blocks_) free(block);
-  ++rounds_;
 }
 
 void Load::allocate(const testing::TraceEvent& event) {

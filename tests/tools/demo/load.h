@@ -32,7 +32,8 @@ class Load {
   [[nodiscard]] std::uint64_t lent() const noexcept { return lent_; }
   // Blocks that did not hold their own pattern when the owner freed them.
   [[nodiscard]] std::uint64_t corrupted() const noexcept { return corrupted_; }
-  [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
+  // Only after stop.
+  [[nodiscard]] std::uint32_t allocations() const noexcept { return allocations_; }
   [[nodiscard]] bool failed() const noexcept { return failed_; }
 
  private:
@@ -64,7 +65,6 @@ class Load {
 
   std::atomic<std::uint64_t> lent_{0};
   std::atomic<std::uint64_t> corrupted_{0};
-  std::atomic<std::uint64_t> rounds_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   std::string failure_;  // written before failed_
