@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "allocator/device/device.h"
 #include "allocator/error.h"
 #include "allocator/options.h"
 #include "hooks/error_text.h"
@@ -129,7 +130,15 @@ const char* limbo_options_json(void) {
 
 const char* limbo_device_name(void) {
   static thread_local std::string kept;
-  return text_of(kept, [] { return std::string(limbo::allocator_in_use().device().name()); });
+  return text_of(kept, [] {
+    if (limbo::simulated()) return std::string("simulated");
+    std::string why;
+    if (!limbo::cuda_available(&why)) {
+      throw limbo::Error(limbo::ErrorCode::kDeviceError, "CUDA cannot be used here: " + why,
+                         "LIMBO_DEVICE=simulated chooses the simulated device.");
+    }
+    return std::string("cuda");
+  });
 }
 
 const char* limbo_incarnation(void) {

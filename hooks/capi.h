@@ -74,7 +74,8 @@ LIMBO_C_API int limbo_set_option(const char* name, int64_t value);
 // [{"name", "unit", "minimum", "maximum", "default", "value", "meaning"}, ...]
 LIMBO_C_API const char* limbo_options_json(void);
 
-// "cuda" or "simulated". Makes the process's device; null with device_error where there is none.
+// "cuda" or "simulated": the device that this process uses, or would use. Starts nothing; null with
+// device_error where there is none.
 LIMBO_C_API const char* limbo_device_name(void);
 
 // The names that this process goes by among others: 32 hexadecimal digits.

@@ -118,30 +118,30 @@ void require_settings_allow() {
   }
 }
 
-void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current) {
-  if (!current.initialized()) return;
+void require_device_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current, int device) {
   constexpr const char* kAdvice =
       "Install Limbo before the first CUDA tensor is made: at the start of the program, or with "
       "LIMBO_ENABLE=1 in the environment.";
-  std::string used;
-  const int count = c10::cuda::device_count();
-  for (int device = 0; device < count; ++device) {
-    try {
-      const auto stats = current.getDeviceStats(static_cast<c10::DeviceIndex>(device));
-      if (stats.reserved_bytes[0].current == 0) continue;
-      used += (used.empty() ? "" : ", ") + usage_text(stats, device);
-    } catch (const c10::Error&) {
-      throw Error(ErrorCode::kAlreadyInUse,
-                  "The CUDA allocator \"" + current.name() +
-                      "\" is in place and initialised, and cannot say whether its memory is used.",
-                  kAdvice);
-    }
+  c10::CachingDeviceAllocator::DeviceStats stats;
+  try {
+    stats = current.getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  } catch (const c10::Error&) {
+    throw Error(ErrorCode::kAlreadyInUse,
+                "The CUDA allocator \"" + current.name() +
+                    "\" is in place and initialised, and cannot say whether its memory is used.",
+                kAdvice);
   }
-  if (used.empty()) return;
-  throw Error(
-      ErrorCode::kAlreadyInUse,
-      "CUDA memory is in use already: the allocator \"" + current.name() + "\" holds " + used + ".",
-      kAdvice);
+  if (stats.reserved_bytes[0].current == 0) return;
+  throw Error(ErrorCode::kAlreadyInUse,
+              "CUDA memory is in use already: the allocator \"" + current.name() + "\" holds " +
+                  usage_text(stats, device) + ".",
+              kAdvice);
+}
+
+void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current) {
+  if (!current.initialized()) return;
+  const int count = c10::cuda::device_count();
+  for (int device = 0; device < count; ++device) require_device_unused(current, device);
 }
 
 void warn_about_settings() {

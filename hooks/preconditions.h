@@ -23,8 +23,10 @@ void require_settings_allow();
 // Whether the allocator settings `text` ("a:1,b:[2,3]") have `key` at the outer level.
 [[nodiscard]] bool settings_name(std::string_view text, std::string_view key);
 
-// Throws Error(kAlreadyInUse) when `current` has memory out, or cannot say whether it has.
+// Throws Error(kAlreadyInUse) when `current` is initialised and has memory out on any device, or
+// cannot say whether it has.
 void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current);
+void require_device_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current, int device);
 
 // Warns about settings that Limbo does not follow yet.
 void warn_about_settings();

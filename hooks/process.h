@@ -13,7 +13,7 @@ namespace limbo {
 [[nodiscard]] Allocator& allocator_in_use();
 [[nodiscard]] Sharing& sharing_in_use();
 
-// Whether one of the two was ever asked for in this process (or in its parent before the fork).
+// Whether one of the two was ever had in this process (or in its parent before the fork).
 [[nodiscard]] bool in_use() noexcept;
 
 // Whether this process was forked after its parent's first use: it owns nothing of its parent's,

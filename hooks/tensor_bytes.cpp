@@ -1,11 +1,12 @@
 #include "hooks/tensor_bytes.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <string>
 
 #include "allocator/error.h"
+#include "ipc/byte_fields.h"
+#include "ipc/checksum.h"
 
 namespace limbo {
 namespace {
@@ -23,47 +24,11 @@ constexpr std::uint8_t kAllFlags = kRequiresGrad | kConjugate | kNegative;
 constexpr std::uint64_t kEmptyMagic = 0x3159'5450'4d45'4d4cULL;  // "LMEMPTY1"
 constexpr std::uint16_t kEmptyVersion = 1;
 constexpr std::size_t kEmptyHeaderBytes = 8 + 2 + 2 + 4;
-constexpr std::size_t kChecksumBytes = 8;
+constexpr std::size_t kChecksumBytes = 4;
 
 [[noreturn]] void throw_bad(const std::string& happened) {
   throw Error(ErrorCode::kBadDescriptor, happened,
               "Use the bytes exactly as share returned them, with the same Limbo on both sides.");
-}
-
-template <typename Value>
-void put(Bytes& bytes, Value value) {
-  const auto bits = static_cast<std::uint64_t>(value);
-  for (std::size_t i = 0; i < sizeof(Value); ++i) {
-    bytes.push_back(static_cast<std::byte>((bits >> (8 * i)) & 0xFFU));
-  }
-}
-
-// Reads fields in order; the caller has checked that there are enough bytes.
-class Reader {
- public:
-  explicit Reader(ByteSpan bytes) : bytes_(bytes) {}
-
-  template <typename Value>
-  Value take() {
-    std::uint64_t bits = 0;
-    for (std::size_t i = 0; i < sizeof(Value); ++i) {
-      bits |= std::to_integer<std::uint64_t>(bytes_[at_ + i]) << (8 * i);
-    }
-    at_ += sizeof(Value);
-    return static_cast<Value>(bits);
-  }
-
- private:
-  ByteSpan bytes_;
-  std::size_t at_ = 0;
-};
-
-std::uint64_t checksum(ByteSpan bytes) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const std::byte byte : bytes) {
-    hash = (hash ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3ULL;
-  }
-  return hash;
 }
 
 bool known_dtype(c10::ScalarType dtype) {
@@ -99,24 +64,23 @@ Bytes encode_layout(const TensorLayout& layout) {
                 "The tensor has " + std::to_string(layout.sizes.size()) + " dimensions.",
                 "At most 255 can be sent; reshape it.");
   }
-  Bytes bytes;
-  bytes.reserve(kLayoutHeaderBytes + kBytesPerDimension * layout.sizes.size());
-  put(bytes, kLayoutMagic);
-  put(bytes, kLayoutVersion);
-  put(bytes, static_cast<std::uint8_t>(layout.form));
-  put(bytes, layout.kind);
-  put(bytes, static_cast<std::uint8_t>(layout.dtype));
-  put(bytes, static_cast<std::uint8_t>((layout.requires_grad ? kRequiresGrad : 0) |
+  FieldWriter out;
+  out.number(kLayoutMagic);
+  out.number(kLayoutVersion);
+  out.number(static_cast<std::uint8_t>(layout.form));
+  out.number(layout.kind);
+  out.number(static_cast<std::uint8_t>(layout.dtype));
+  out.number(static_cast<std::uint8_t>((layout.requires_grad ? kRequiresGrad : 0) |
                                        (layout.conjugate ? kConjugate : 0) |
                                        (layout.negative ? kNegative : 0)));
-  put(bytes, static_cast<std::uint8_t>(layout.sizes.size()));
-  put(bytes, std::uint8_t{0});
-  put(bytes, layout.storage_offset);
+  out.number(static_cast<std::uint8_t>(layout.sizes.size()));
+  out.number(std::uint8_t{0});
+  out.number(static_cast<std::uint64_t>(layout.storage_offset));
   for (std::size_t i = 0; i < layout.sizes.size(); ++i) {
-    put(bytes, layout.sizes[i]);
-    put(bytes, layout.strides[i]);
+    out.number(static_cast<std::uint64_t>(layout.sizes[i]));
+    out.number(static_cast<std::uint64_t>(layout.strides[i]));
   }
-  return bytes;
+  return out.take();
 }
 
 TensorLayout decode_layout(ByteSpan bytes) {
@@ -124,20 +88,20 @@ TensorLayout decode_layout(ByteSpan bytes) {
     throw_bad("The message has no tensor in it: " + std::to_string(bytes.size()) +
               " bytes where at least " + std::to_string(kLayoutHeaderBytes) + " were expected.");
   }
-  Reader reader(bytes);
-  if (reader.take<std::uint32_t>() != kLayoutMagic) throw_bad("The message has no tensor in it.");
-  const auto version = reader.take<std::uint16_t>();
+  FieldReader reader(bytes);
+  if (reader.number<std::uint32_t>() != kLayoutMagic) throw_bad("The message has no tensor in it.");
+  const auto version = reader.number<std::uint16_t>();
   if (version != kLayoutVersion) {
     throw_bad("The message describes its tensor in version " + std::to_string(version) +
               ", and this Limbo reads version " + std::to_string(kLayoutVersion) + ".");
   }
   TensorLayout layout;
-  const auto form = reader.take<std::uint8_t>();
-  layout.kind = reader.take<std::uint8_t>();
-  layout.dtype = static_cast<c10::ScalarType>(reader.take<std::int8_t>());
-  const auto flags = reader.take<std::uint8_t>();
-  const std::size_t dimensions = reader.take<std::uint8_t>();
-  const auto reserved = reader.take<std::uint8_t>();
+  const auto form = reader.number<std::uint8_t>();
+  layout.kind = reader.number<std::uint8_t>();
+  layout.dtype = static_cast<c10::ScalarType>(reader.number<std::uint8_t>());
+  const auto flags = reader.number<std::uint8_t>();
+  const std::size_t dimensions = reader.number<std::uint8_t>();
+  const auto reserved = reader.number<std::uint8_t>();
   if (form > static_cast<std::uint8_t>(TensorForm::kTensor) || (flags & ~kAllFlags) != 0 ||
       reserved != 0) {
     throw_bad("The message describes its tensor in a way that this Limbo does not know.");
@@ -150,10 +114,10 @@ TensorLayout decode_layout(ByteSpan bytes) {
   layout.requires_grad = (flags & kRequiresGrad) != 0;
   layout.conjugate = (flags & kConjugate) != 0;
   layout.negative = (flags & kNegative) != 0;
-  layout.storage_offset = reader.take<std::int64_t>();
+  layout.storage_offset = static_cast<std::int64_t>(reader.number<std::uint64_t>());
   for (std::size_t i = 0; i < dimensions; ++i) {
-    layout.sizes.push_back(reader.take<std::int64_t>());
-    layout.strides.push_back(reader.take<std::int64_t>());
+    layout.sizes.push_back(static_cast<std::int64_t>(reader.number<std::uint64_t>()));
+    layout.strides.push_back(static_cast<std::int64_t>(reader.number<std::uint64_t>()));
   }
   check_tensor(layout);
   return layout;
@@ -181,19 +145,18 @@ std::uint64_t reach_bytes(const TensorLayout& layout) {
 
 Bytes encode_empty_message(const TensorLayout& layout) {
   const Bytes inner = encode_layout(layout);
-  Bytes bytes;
-  put(bytes, kEmptyMagic);
-  put(bytes, kEmptyVersion);
-  put(bytes, std::uint16_t{0});
-  put(bytes, static_cast<std::uint32_t>(inner.size()));
-  bytes.insert(bytes.end(), inner.begin(), inner.end());
-  put(bytes, checksum(bytes));
-  return bytes;
+  FieldWriter out;
+  out.number(kEmptyMagic);
+  out.number(kEmptyVersion);
+  out.number(std::uint16_t{0});
+  out.number(static_cast<std::uint32_t>(inner.size()));
+  out.raw(inner);
+  out.number(crc32c(out.view()));
+  return out.take();
 }
 
 bool is_empty_message(ByteSpan message) noexcept {
-  return message.size() >= sizeof(kEmptyMagic) &&
-         Reader(message).take<std::uint64_t>() == kEmptyMagic;
+  return FieldReader(message).number<std::uint64_t>() == kEmptyMagic;
 }
 
 TensorLayout decode_empty_message(ByteSpan message) {
@@ -201,14 +164,14 @@ TensorLayout decode_empty_message(ByteSpan message) {
     throw_bad("The message is cut short: it has " + std::to_string(message.size()) + " bytes.");
   }
   const ByteSpan body = message.first(message.size() - kChecksumBytes);
-  if (Reader(message.last(kChecksumBytes)).take<std::uint64_t>() != checksum(body)) {
+  if (FieldReader(message.last(kChecksumBytes)).number<std::uint32_t>() != crc32c(body)) {
     throw_bad("The message was altered on its way: its checksum is wrong.");
   }
-  Reader reader(body);
-  (void)reader.take<std::uint64_t>();
-  const auto version = reader.take<std::uint16_t>();
-  const auto reserved = reader.take<std::uint16_t>();
-  const std::size_t length = reader.take<std::uint32_t>();
+  FieldReader reader(body);
+  (void)reader.number<std::uint64_t>();
+  const auto version = reader.number<std::uint16_t>();
+  const auto reserved = reader.number<std::uint16_t>();
+  const std::size_t length = reader.number<std::uint32_t>();
   if (version != kEmptyVersion || reserved != 0) {
     throw_bad("The message has version " + std::to_string(version) + ", and this Limbo reads " +
               std::to_string(kEmptyVersion) + ".");

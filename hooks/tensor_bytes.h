@@ -50,7 +50,7 @@ inline constexpr std::size_t kMostDimensions = 255;
 // ---- messages without memory --------------------------------------------------------------------
 // A tensor whose storage is empty needs no export: its message is a header and the layout.
 //
-//   magic (8) | version (2) | 0 (2) | length of the layout (4) | layout | checksum (8, FNV-1a)
+//   magic (8) | version (2) | 0 (2) | length of the layout (4) | layout | checksum (4, CRC-32C)
 
 [[nodiscard]] Bytes encode_empty_message(const TensorLayout& layout);
 [[nodiscard]] bool is_empty_message(ByteSpan message) noexcept;

@@ -1,0 +1,381 @@
+#include "hooks/adapter.h"
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hooks/callbacks.h"
+#include "hooks/current_stream.h"
+#include "hooks/install.h"
+#include "tests/unit_torch/torch_support.h"
+
+namespace limbo::testing {
+namespace {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+constexpr auto kSmall = static_cast<std::size_t>(c10::CachingAllocator::StatType::SMALL_POOL);
+constexpr auto kLarge = static_cast<std::size_t>(c10::CachingAllocator::StatType::LARGE_POOL);
+
+class AdapterTest : public TorchTest {
+ protected:
+  void SetUp() override {
+    TorchTest::SetUp();
+    install();
+  }
+  // Every test gives back what it took.
+  void TearDown() override {
+    EXPECT_EQ(adapter().getDeviceStats(0).allocation[kAll].current, 0);
+    adapter().emptyCache({0, 0});
+    EXPECT_EQ(adapter().getDeviceStats(0).reserved_bytes[kAll].current, 0);
+    TorchTest::TearDown();
+  }
+};
+
+TEST_F(AdapterTest, ADataPtrIsItsPointerWithOneDeleter) {
+  const c10::DataPtr data = adapter().allocate(100);
+  EXPECT_NE(data.get(), nullptr);
+  EXPECT_EQ(data.get(), data.get_context());
+  EXPECT_EQ(data.get_deleter(), adapter().raw_deleter());
+  EXPECT_EQ(data.device(), c10::Device(c10::DeviceType::CUDA, 0));
+  EXPECT_TRUE(adapter().is_simple_data_ptr(data));
+  void* raw = adapter().raw_allocate(100);
+  EXPECT_NE(raw, nullptr);
+  adapter().raw_deallocate(raw);
+}
+
+TEST_F(AdapterTest, NothingIsNull) {
+  const c10::DataPtr data = adapter().allocate(0);
+  EXPECT_EQ(data.get(), nullptr);
+  EXPECT_EQ(data.device(), c10::Device(c10::DeviceType::CUDA, 0));
+  EXPECT_EQ(adapter().raw_alloc(0), nullptr);
+  EXPECT_EQ(adapter().raw_alloc_with_stream(0, nullptr), nullptr);
+  adapter().raw_delete(nullptr);
+  EXPECT_EQ(adapter().getDeviceStats(0).allocation[kAll].current, 0);
+}
+
+TEST_F(AdapterTest, StatisticsAreTorchs) {
+  void* small = adapter().raw_alloc(1000);
+  void* large = adapter().raw_alloc(3 * kMiB);
+  const auto stats = adapter().getDeviceStats(0);
+  EXPECT_EQ(stats.allocated_bytes[kSmall].current, 1024);
+  EXPECT_EQ(stats.allocated_bytes[kLarge].current, 3 * static_cast<std::int64_t>(kMiB));
+  EXPECT_EQ(stats.requested_bytes[kSmall].current, 1000);
+  EXPECT_EQ(stats.reserved_bytes[kAll].current, 22 * static_cast<std::int64_t>(kMiB));
+  EXPECT_EQ(stats.segment[kAll].current, 2);
+  EXPECT_EQ(stats.allocation[kAll].current, 2);
+  EXPECT_EQ(stats.active[kAll].current, 2);
+  EXPECT_EQ(stats.inactive_split[kAll].current, 2);
+  EXPECT_EQ(stats.inactive_split_bytes[kSmall].current, 2 * static_cast<std::int64_t>(kMiB) - 1024);
+  EXPECT_EQ(stats.max_split_size, -1);
+  adapter().raw_delete(small);
+  adapter().resetPeakStats(0);
+  adapter().resetAccumulatedStats(0);
+  const auto later = adapter().getDeviceStats(0);
+  EXPECT_EQ(later.allocated_bytes[kAll].peak, later.allocated_bytes[kAll].current);
+  EXPECT_EQ(later.allocated_bytes[kAll].allocated, 0);
+  EXPECT_EQ(later.allocated_bytes[kAll].freed, 0);
+  adapter().raw_delete(large);
+  for (const int device : {-1, 100}) {
+    expect_starts_with(torch_error_of([&] {
+                         (void)adapter().getDeviceStats(static_cast<c10::DeviceIndex>(device));
+                       }),
+                       "Invalid device argument " + std::to_string(device));
+  }
+}
+
+TEST_F(AdapterTest, ASnapshotTilesItsSegments) {
+  std::vector<void*> kept;
+  for (const std::size_t size : {std::size_t{500}, kMiB, 2 * kMiB, 30 * kMiB}) {
+    kept.push_back(adapter().raw_alloc(size));
+  }
+  adapter().raw_delete(kept[1]);
+  const auto snapshot = adapter().snapshot({0, 0}, true);
+  EXPECT_FALSE(snapshot.device_traces.empty());
+  EXPECT_FALSE(snapshot.config_metadata.expandable_segments);
+  const auto stats = adapter().getDeviceStats(0);
+  std::size_t reserved = 0;
+  std::size_t allocated = 0;
+  std::size_t last = 0;
+  for (const auto& segment : snapshot.segments) {
+    EXPECT_GT(segment.address, last);
+    last = segment.address;
+    std::size_t in_blocks = 0;
+    std::size_t in_allocated = 0;
+    for (const auto& block : segment.blocks) {
+      in_blocks += block.size;
+      if (block.allocated) in_allocated += block.size;
+    }
+    EXPECT_EQ(in_blocks, segment.total_size);
+    EXPECT_EQ(in_allocated, segment.allocated_size);
+    EXPECT_EQ(segment.is_large, segment.total_size != 2 * kMiB);
+    reserved += segment.total_size;
+    allocated += segment.allocated_size;
+  }
+  EXPECT_EQ(static_cast<std::int64_t>(reserved), stats.reserved_bytes[kAll].current);
+  EXPECT_EQ(static_cast<std::int64_t>(allocated), stats.allocated_bytes[kAll].current);
+  EXPECT_TRUE(adapter().snapshot({0, 7}, true).segments.empty());  // no private pools
+  for (const std::size_t i : {0U, 2U, 3U}) adapter().raw_delete(kept[i]);
+}
+
+TEST_F(AdapterTest, WrongFreesAreErrorsAndTheRestStaysWhole) {
+  void* data = adapter().raw_alloc(1000);
+  int on_the_stack = 0;
+  expect_starts_with(torch_error_of([&] { adapter().raw_delete(&on_the_stack); }),
+                     "limbo[foreign_free]: ");
+  expect_starts_with(torch_error_of([&] { adapter().raw_delete(static_cast<char*>(data) + 512); }),
+                     "limbo[interior_free]: ");
+  adapter().raw_delete(data);
+  expect_starts_with(torch_error_of([&] { adapter().raw_delete(data); }), "limbo[double_free]: ");
+  // A destructor cannot throw: the same wrong free only says so.
+  ::testing::internal::CaptureStderr();
+  adapter().raw_deleter()(data);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("limbo: freeing"), std::string::npos);
+  allocator_in_use().check_invariants();
+}
+
+TEST_F(AdapterTest, TheSegmentOfABlock) {
+  void* first = adapter().raw_alloc(1000);
+  void* second = adapter().raw_alloc(1000);
+  std::size_t size_bytes = 0;
+  void* base = adapter().getBaseAllocation(first, &size_bytes);
+  EXPECT_EQ(adapter().getBaseAllocation(second, nullptr), base);
+  EXPECT_EQ(adapter().getBaseAllocation(static_cast<char*>(second) + 10, nullptr), base);
+  EXPECT_EQ(size_bytes, 2 * kMiB);
+  adapter().raw_delete(first);
+  adapter().raw_delete(second);
+  expect_starts_with(torch_error_of([&] { (void)adapter().getBaseAllocation(first, nullptr); }),
+                     "invalid device pointer: ");
+}
+
+TEST_F(AdapterTest, OutOfMemoryIsTorchsAndObserversHear) {
+  static int calls = 0;
+  static std::size_t heard_bytes = 0;
+  static std::size_t heard_total = 0;
+  adapter().attachOutOfMemoryObserver(
+      [](std::int64_t device, std::size_t size_bytes, std::size_t total, std::size_t free) {
+        ++calls;
+        heard_bytes = size_bytes;
+        heard_total = total;
+        EXPECT_EQ(device, 0);
+        EXPECT_GT(free, 0U);
+      });
+  const auto text_of = [](std::size_t size_bytes) -> std::string {
+    try {
+      (void)adapter().raw_alloc(size_bytes);
+    } catch (const c10::OutOfMemoryError& error) {
+      return error.what_without_backtrace();
+    }
+    return "nothing was thrown";
+  };
+  const std::size_t wanted = std::size_t{800'000'000} << 30U;
+  expect_starts_with(text_of(wanted),
+                     "CUDA out of memory. Tried to allocate 800000000.00 GiB. GPU 0 has");
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(heard_bytes, wanted);
+  EXPECT_EQ(heard_total, adapter().getMemoryInfo(0).second);
+  EXPECT_EQ(text_of(std::size_t{1} << 60U),
+            "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  EXPECT_EQ(text_of(std::numeric_limits<std::size_t>::max()),
+            "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  EXPECT_EQ(adapter().getDeviceStats(0).num_ooms, 1);
+  void* data = adapter().raw_alloc(kMiB);
+  EXPECT_NE(data, nullptr);
+  adapter().raw_delete(data);
+}
+
+TEST_F(AdapterTest, TheMemoryFractionIsALimit) {
+  EXPECT_EQ(adapter().getMemoryFraction(0), 1.0);
+  for (const double wrong : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+    expect_starts_with(torch_error_of([&] { adapter().setMemoryFraction(wrong, 0); }),
+                       "invalid fraction: ");
+  }
+  const std::size_t total = adapter().getMemoryInfo(0).second;
+  adapter().setMemoryFraction(0.5, 0);
+  EXPECT_EQ(adapter().getMemoryFraction(0), 0.5);
+  void* data = adapter().raw_alloc(total / 2 - 4 * kMiB);
+  EXPECT_THROW((void)adapter().raw_alloc(16 * kMiB), c10::OutOfMemoryError);
+  adapter().raw_delete(data);
+  adapter().setMemoryFraction(0, 0);
+  adapter().emptyCache({0, 0});
+  EXPECT_THROW((void)adapter().raw_alloc(1), c10::OutOfMemoryError);
+  adapter().setMemoryFraction(1, 0);
+  adapter().raw_delete(adapter().raw_alloc(1));
+}
+
+TEST_F(AdapterTest, WithCachingSwitchedOffNothingIsCounted) {
+  void* cached = adapter().raw_alloc(1000);
+  const auto before = adapter().getDeviceStats(0);
+  adapter().enable(false);
+  EXPECT_FALSE(adapter().isEnabled());
+  void* uncached = adapter().raw_alloc(1000);
+  {
+    const c10::DataPtr data = adapter().allocate(5000);
+    EXPECT_EQ(data.get_deleter(), adapter().raw_deleter());
+  }
+  EXPECT_EQ(adapter().getDeviceStats(0).requested_bytes[kAll].current,
+            before.requested_bytes[kAll].current);
+  EXPECT_FALSE(allocator_in_use().find(uncached).has_value());
+  // Freed by whoever is there, in either mode.
+  adapter().raw_delete(cached);
+  adapter().enable(true);
+  adapter().raw_delete(uncached);
+  expect_starts_with(torch_error_of([&] { adapter().raw_delete(uncached); }),
+                     "limbo[foreign_free]: ");
+}
+
+TEST_F(AdapterTest, ABlockThatAnotherStreamUsesWaits) {
+  Device& device = allocator_in_use().device();
+  const StreamRef side{0, device.create_stream(0)};
+  std::vector<std::uint64_t> gate(1);
+  {
+    const c10::DataPtr data = adapter().allocate(1000);
+    const c10::Stream stream(c10::Stream::UNSAFE, data.device(),
+                             std::bit_cast<c10::StreamId>(side.handle));
+    adapter().recordStream(data, stream);
+    adapter().recordStream(data, c10::cuda::CUDAStream(stream));
+  }
+  // Freed and, unless the stream has passed already, still active; empty_cache waits for it.
+  adapter().emptyCache({0, 0});
+  EXPECT_EQ(adapter().getDeviceStats(0).active[kAll].current, 0);
+  int foreign = 0;
+  EXPECT_FALSE(Adapter::record_use(c10::DataPtr(&foreign, c10::Device(c10::kCUDA, 0)), side));
+  EXPECT_FALSE(Adapter::record_use(c10::DataPtr(nullptr, c10::Device(c10::kCUDA, 0)), side));
+  device.destroy_stream(side);
+}
+
+TEST_F(AdapterTest, AllocationsGoToTheThreadsStream) {
+  Device& device = allocator_in_use().device();
+  const StreamRef side{0, device.create_stream(0)};
+  void* data = nullptr;
+  std::thread([&] {
+    set_simulated_stream(side);
+    data = adapter().raw_alloc(1000);
+  }).join();
+  EXPECT_EQ(allocator_in_use().find(data)->stream, side);
+  void* other = adapter().raw_alloc(1000);
+  EXPECT_EQ(allocator_in_use().find(other)->stream, StreamRef{});
+  adapter().raw_delete(data);
+  adapter().raw_delete(other);
+  adapter().emptyCache({0, 0});
+  device.destroy_stream(side);
+}
+
+TEST_F(AdapterTest, DataIsCopied) {
+  const at::Tensor from = sim_arange(1000);
+  const at::Tensor to = sim_empty({1000});
+  adapter().copy_data(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  EXPECT_TRUE(sim_read(to).equal(sim_read(from)));
+  const at::Tensor again = sim_empty({1000});
+  EXPECT_EQ(adapter().memcpyAsync(again.mutable_data_ptr(), 0, from.const_data_ptr(), 0,
+                                  from.nbytes(), nullptr, false),
+            cudaSuccess);
+  EXPECT_TRUE(sim_read(again).equal(sim_read(from)));
+  adapter().enablePeerAccess(0, 0);
+}
+
+TEST_F(AdapterTest, TheLargestBlockThatCouldBeHad) {
+  std::size_t largest = 0;
+  adapter().cacheInfo(0, &largest);
+  EXPECT_EQ(largest, adapter().getMemoryInfo(0).first);
+  void* data = adapter().raw_alloc(30 * kMiB);
+  adapter().raw_delete(data);
+  largest = 1;
+  adapter().cacheInfo(0, &largest);
+  EXPECT_EQ(largest, 30 * kMiB);
+}
+
+TEST_F(AdapterTest, MetadataBelongsToTheThread) {
+  adapter().setUserMetadata("step 3");
+  EXPECT_EQ(adapter().getUserMetadata(), "step 3");
+  std::thread([] { EXPECT_EQ(adapter().getUserMetadata(), ""); }).join();
+  adapter().setUserMetadata("");
+}
+
+// What the profiler is told.
+class Profile final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void* /*data*/, std::int64_t change, std::size_t allocated,
+                         std::size_t /*reserved*/, c10::Device /*device*/) override {
+    changes.push_back(change);
+    totals.push_back(allocated);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::vector<std::int64_t> changes;
+  std::vector<std::size_t> totals;
+};
+
+TEST_F(AdapterTest, TheProfilerIsTold) {
+  const auto profile = std::make_shared<Profile>();
+  {
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, profile);
+    adapter().raw_delete(adapter().raw_alloc(1000));
+  }
+  adapter().raw_delete(adapter().raw_alloc(1000));
+  EXPECT_EQ(profile->changes, (std::vector<std::int64_t>{1024, -1024}));
+  EXPECT_EQ(profile->totals, (std::vector<std::size_t>{1024, 0}));
+}
+
+int callback_runs = 0;
+
+class CountingCallback final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    ++callback_runs;
+    return false;
+  }
+};
+
+TEST_F(AdapterTest, AMissRunsTheCallbacksOfOthersAndNotItsOwn) {
+  auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
+  EXPECT_TRUE(registry->Has("limbo_collect"));
+  EXPECT_TRUE(register_collector());  // again is nothing
+  EXPECT_FALSE(foreign_collector_registered());
+  registry->Register("count_for_tests", [] { return std::make_unique<CountingCallback>(); });
+  callback_runs = 0;
+  void* data = adapter().raw_alloc(kMiB);  // nothing is cached: a miss
+  EXPECT_EQ(callback_runs, 1);
+  adapter().raw_delete(data);
+  adapter().raw_delete(adapter().raw_alloc(kMiB));  // a hit
+  EXPECT_EQ(callback_runs, 1);
+  EXPECT_FALSE(registry->Create("limbo_collect")->Execute());  // nothing was lent
+}
+
+TEST_F(AdapterTest, WhatWaitsForALaterVersionSaysSo) {
+  const c10::MempoolId_t pool{0, 1};
+  const std::vector<std::function<void()>> later = {
+      [] { adapter().recordHistory(true, nullptr, 10, torch_cuda::RecordContext::ALL, false, {}); },
+      [] { adapter().attachAllocatorTraceTracker(nullptr); },
+      [&] { adapter().beginAllocateToPool(0, pool, nullptr); },
+      [&] { adapter().endAllocateToPool(0, pool); },
+      [&] { adapter().releasePool(0, pool); },
+      [&] { (void)adapter().getPoolUseCount(0, pool); },
+      [&] { adapter().createOrIncrefPool(0, pool, nullptr); },
+      [&] { adapter().setUseOnOOM(0, pool, true); },
+      [&] { adapter().setNoSplit(0, pool); },
+      [&] { (void)adapter().checkPoolLiveAllocations(0, pool, {}); },
+      [&] { (void)adapter().getCheckpointState(0, pool); },
+      [&] { (void)adapter().setCheckpointPoolState(0, nullptr); },
+  };
+  for (std::size_t i = 0; i < later.size(); ++i) {
+    const std::string text = torch_error_of(later[i]);
+    expect_starts_with(text, "limbo[not_available_yet]: ");
+    EXPECT_NE(text.find("is not available yet in Limbo"), std::string::npos) << i << ": " << text;
+  }
+  // What ordinary programs call is no error.
+  EXPECT_FALSE(adapter().isHistoryEnabled());
+  adapter().recordHistory(false, nullptr, 0, torch_cuda::RecordContext::NEVER, true, {});
+  EXPECT_TRUE(adapter().getExpandableSegmentSizes(0).empty());
+  adapter().emptyCache(pool);
+  adapter().recordAnnotation({});
+  EXPECT_EQ(adapter().name(), "limbo");
+}
+
+}  // namespace
+}  // namespace limbo::testing

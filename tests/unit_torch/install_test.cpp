@@ -1,0 +1,225 @@
+#include "hooks/install.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <cstdlib>
+
+#include "allocator/error.h"
+#include "hooks/adapter.h"
+#include "hooks/capi.h"
+#include "hooks/preconditions.h"
+#include "hooks/version.h"
+#include "tests/support/child_process.h"
+#include "tests/unit_torch/torch_support.h"
+
+namespace limbo::testing {
+namespace {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+namespace pluggable = torch::cuda::CUDAPluggableAllocator;
+
+class Install : public TorchTest {};
+
+// What torch.cuda.memory.CUDAPluggableAllocator makes of the two functions.
+std::shared_ptr<pluggable::CUDAPluggableAllocator> stock_wrapper() {
+  return std::make_shared<pluggable::CUDAPluggableAllocator>(
+      [](std::size_t size_bytes, int device, cudaStream_t stream) {
+        return limbo_malloc(static_cast<intptr_t>(size_bytes), device, stream);
+      },
+      [](void* data, std::size_t size_bytes, int device, cudaStream_t stream) {
+        limbo_free(data, static_cast<intptr_t>(size_bytes), device, stream);
+      });
+}
+
+TEST_F(Install, PutsTheAdapterIntoBothOfTorchsPlaces) {
+  EXPECT_FALSE(installed());
+  install();
+  EXPECT_TRUE(installed());
+  EXPECT_EQ(torch_cuda::get(), &adapter());
+  EXPECT_EQ(torch_cuda::name(), "limbo");
+  EXPECT_EQ(c10::getDeviceAllocator(c10::DeviceType::CUDA), &adapter());
+  EXPECT_EQ(pluggable::getCurrentAllocator().get(), &adapter());
+  install();  // a second time is nothing
+  EXPECT_TRUE(installed());
+  EXPECT_EQ(limbo_torch_installed(), 1);
+}
+
+TEST_F(Install, MakingTheObjectLeavesTorchAsItWas) {
+  const auto* before = torch_cuda::get();
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  EXPECT_EQ(pluggable::getCurrentAllocator().get(), &adapter());
+  EXPECT_FALSE(installed());
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+  EXPECT_EQ(torch_cuda::get(), before);
+  EXPECT_FALSE(installed());
+  // As torch.cuda.memory.change_current_allocator does with it.
+  pluggable::changeCurrentAllocator(pluggable::getCurrentAllocator());
+  EXPECT_TRUE(installed());
+}
+
+TEST_F(Install, MadeAgainWhereItIsInstalledAndInitialised) {
+  install();
+  torch_cuda::init(1);
+  EXPECT_TRUE(adapter().initialized());
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+  EXPECT_TRUE(installed());
+  EXPECT_TRUE(adapter().initialized());
+}
+
+TEST_F(Install, TheStockWrapperGivesWayAtItsFirstAllocation) {
+  const auto wrapper = stock_wrapper();
+  pluggable::changeCurrentAllocator(wrapper);
+  EXPECT_EQ(torch_cuda::name(), "pluggable");
+  wrapper->init(1);
+
+  void* first = wrapper->malloc(1000, 0, nullptr);
+  ASSERT_NE(first, nullptr);
+  EXPECT_TRUE(installed());
+  EXPECT_TRUE(adapter().initialized());
+  EXPECT_EQ(torch_cuda::name(), "limbo");
+  // torch keeps the wrapper: what it has handed out is freed through it.
+  EXPECT_EQ(pluggable::getCurrentAllocator(), wrapper);
+
+  void* second = torch_cuda::raw_alloc(1000);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 2);
+  wrapper->raw_delete(first);
+  torch_cuda::raw_delete(second);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
+
+  // The wrapper still works, by whoever holds it, and its memory may be freed by the new one.
+  void* third = wrapper->malloc(1000, 0, nullptr);
+  torch_cuda::raw_delete(third);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
+}
+
+TEST_F(Install, AsBackingOfAPoolTheFunctionsLeaveTorchAlone) {
+  const auto* before = torch_cuda::get();
+  void* data = limbo_malloc(1 << 20, 0, nullptr);
+  EXPECT_NE(data, nullptr);
+  EXPECT_EQ(torch_cuda::get(), before);
+  limbo_free(data, 1 << 20, 0, nullptr);
+  EXPECT_EQ(limbo_malloc(0, 0, nullptr), nullptr);
+  limbo_free(nullptr, 0, 0, nullptr);
+  expect_starts_with(torch_error_of([] { (void)limbo_malloc(-1, 0, nullptr); }),
+                     "limbo[bad_argument]: ");
+}
+
+TEST_F(Install, AnotherAllocatorThatIsInitialisedIsNamed) {
+  const auto wrapper = stock_wrapper();
+  pluggable::changeCurrentAllocator(wrapper);
+  wrapper->init(1);
+  // Without a GPU torch counts no devices, so the wrapper is never asked for numbers here; a check
+  // on one device is enough to see what an allocator that cannot tell is answered with.
+  try {
+    require_device_unused(*wrapper, 0);
+    FAIL() << "a wrapper that cannot tell was believed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAlreadyInUse);
+    EXPECT_NE(std::string(error.what()).find("\"pluggable\""), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Install, MemoryInUseIsCounted) {
+  allocator_in_use().empty_cache();
+  void* data = adapter().take(std::size_t{3} << 20, {0, nullptr});
+  try {
+    require_device_unused(adapter(), 0);
+    FAIL() << "memory in use was not seen";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAlreadyInUse);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("\"limbo\" holds 20.00 MiB on device 0 (3.00 MiB allocated"),
+              std::string::npos)
+        << text;
+  }
+  adapter().give(data);
+}
+
+LIMBO_CHILD_ROLE(install_and_report) {
+  child.send(std::to_string(limbo_torch_install()));
+  child.send(limbo_last_error());
+  return 0;
+}
+
+TEST_F(Install, ABackendInTheSettingsIsRefused) {
+  for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
+    ChildOptions options;
+    options.environment.emplace_back(name, "max_split_size_mb:100,backend:native");
+    ChildProcess child("install_and_report", {}, options);
+    EXPECT_EQ(child.receive(), std::to_string(static_cast<int>(ErrorCode::kBadArgument)));
+    EXPECT_NE(child.receive().find("backend"), std::string::npos);
+    child.finish();
+  }
+}
+
+TEST_F(Install, SettingsThatTorchRefusesAreRefused) {
+  ChildOptions options;
+  options.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", "no_such_key:1");
+  ChildProcess child("install_and_report", {}, options);
+  EXPECT_EQ(child.receive(), std::to_string(static_cast<int>(ErrorCode::kBadArgument)));
+  EXPECT_NE(child.receive().find("no_such_key"), std::string::npos);
+  child.finish();
+}
+
+TEST_F(Install, ExpandableSegmentsAreWarnedAboutOnce) {
+  ChildOptions options;
+  options.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF",
+                                   "expandable_segments:True,roundup_power2_divisions:[256:1,>:2]");
+  ChildProcess child("install_and_report", {}, options);
+  EXPECT_EQ(child.receive(), "0");
+  EXPECT_EQ(child.receive(), "");
+  child.finish();
+  const std::string output = child.output();
+  const std::size_t first = output.find("expandable_segments:True has no effect yet");
+  EXPECT_NE(first, std::string::npos) << output;
+  EXPECT_EQ(output.find("expandable_segments:True has no effect yet", first + 1),
+            std::string::npos);
+  EXPECT_NE(output.find("no effect yet: roundup_power2_divisions"), std::string::npos) << output;
+}
+
+TEST(Settings, KeysAreFoundAtTheOuterLevelOnly) {
+  EXPECT_TRUE(settings_name("backend:native", "backend"));
+  EXPECT_TRUE(settings_name("a:1, backend : native", "backend"));
+  EXPECT_TRUE(settings_name("roundup_power2_divisions:[256:1,512:2],backend:x", "backend"));
+  EXPECT_FALSE(settings_name("roundup_power2_divisions:[backend:1]", "backend"));
+  EXPECT_FALSE(settings_name("my_backend:1", "backend"));
+  EXPECT_FALSE(settings_name("", "backend"));
+}
+
+TEST(Versions, OnlyTheMinorVersionThatItWasBuiltForWillDo) {
+  EXPECT_TRUE(same_minor_version(torch_running_under(), kTorchMajor, kTorchMinor));
+  EXPECT_TRUE(same_minor_version("2.11.0+cu130", 2, 11));
+  EXPECT_TRUE(same_minor_version("2.11", 2, 11));
+  EXPECT_FALSE(same_minor_version("2.1.0", 2, 11));
+  EXPECT_FALSE(same_minor_version("2.11.0", 2, 1));
+  EXPECT_FALSE(same_minor_version("2.12.0a0", 2, 11));
+  EXPECT_FALSE(same_minor_version("unknown", 2, 11));
+  EXPECT_EQ(torch_built_for(), "2.11");
+}
+
+TEST(Versions, TheCopiesThatAreLoadedAreFoundByName) {
+  const auto found = loaded_paths("libtorch_limbo");
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_NE(found[0].find("libtorch_limbo.so"), std::string::npos);
+  EXPECT_TRUE(loaded_paths("libtorch_limb").empty());
+}
+
+TEST(CFunctions, ErrorsCarryCodeAndText) {
+  EXPECT_STREQ(limbo_error_name(static_cast<int>(ErrorCode::kNotResizable)), "not_resizable");
+  EXPECT_STREQ(limbo_error_name(99), "unknown");
+  EXPECT_EQ(limbo_set_option("no_such_option", 1), static_cast<int>(ErrorCode::kUnknownOption));
+  EXPECT_EQ(limbo_last_error_code(), static_cast<int>(ErrorCode::kUnknownOption));
+  EXPECT_NE(std::string(limbo_last_error()).find("no_such_option"), std::string::npos);
+  EXPECT_EQ(limbo_set_option(nullptr, 1), static_cast<int>(ErrorCode::kBadArgument));
+  EXPECT_EQ(limbo_drain(-1, nullptr), static_cast<int>(ErrorCode::kBadArgument));
+  int drained = 0;
+  EXPECT_EQ(limbo_drain(0, &drained), 0);
+  EXPECT_EQ(drained, 1);
+  EXPECT_NE(std::string(limbo_options_json()).find("\"exit_drain_ms\""), std::string::npos);
+  EXPECT_STREQ(limbo_torch_built_for(), "2.11");
+}
+
+}  // namespace
+}  // namespace limbo::testing
