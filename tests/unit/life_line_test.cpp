@@ -1,0 +1,143 @@
+// Life lines and forks. Fork children here do system calls only and end by _exit.
+#include "ipc/life_line.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "allocator/error.h"
+#include "ipc/driver_files.h"
+#include "ipc/fork_guard.h"
+#include "ipc/lease_watch.h"
+#include "ipc/owned_fd.h"
+#include "ipc/packet.h"
+#include "tests/support/eventually.h"
+
+namespace limbo {
+namespace {
+
+using testing::eventually;
+
+bool closed_everywhere(int far_end) {
+  char byte = 0;
+  return ::recv(far_end, &byte, 1, MSG_DONTWAIT) == 0;
+}
+
+// Runs `body` in a fork child and returns its exit status.
+template <typename Body>
+int in_fork_child(Body&& body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body());
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(LifeLine, IsMadeAtLoadUnderALowNumber) {
+  const int fd = life_line::near_end();
+  EXPECT_GE(fd, 3);
+  EXPECT_LT(fd, 16);
+  EXPECT_NE(::fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+  EXPECT_TRUE(is_life_line(life_line::far_end()));
+  EXPECT_FALSE(closed_everywhere(life_line::far_end()));
+}
+
+TEST(LifeLine, OtherDescriptorsAreNone) {
+  EXPECT_FALSE(is_life_line(STDERR_FILENO));
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+  EXPECT_FALSE(is_life_line(pair[0]));
+  ::close(pair[0]);
+  ::close(pair[1]);
+  EXPECT_FALSE(is_life_line(-1));
+}
+
+TEST(DriverFiles, AreToldByTheirName) {
+  const int before = own_driver_files().lowest;
+  const OwnedFd other(::memfd_create("something", MFD_CLOEXEC));
+  EXPECT_EQ(own_driver_files().lowest, before);
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  EXPECT_TRUE(own_driver_files().any());
+  EXPECT_FALSE(descendant_has_driver_files());
+  // The life line was made before: not late for that.
+  EXPECT_EQ(life_line::flags() & life_line::kLate, 0U);
+}
+
+TEST(DriverFiles, OfAChildAreSeen) {
+  int hold[2];
+  ASSERT_EQ(::pipe(hold), 0);
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char byte = 0;
+    (void)!::read(hold[0], &byte, 1);
+    ::_exit(0);
+  }
+  EXPECT_TRUE(descendant_has_driver_files());
+  (void)!::write(hold[1], "x", 1);
+  ::waitpid(child, nullptr, 0);
+  ::close(hold[0]);
+  ::close(hold[1]);
+  EXPECT_FALSE(descendant_has_driver_files());
+}
+
+// The tests above use nothing of sharing, and ctest runs each test in a process of its own; in one
+// process they come before the use below.
+TEST(ForkGuard, AChildForkedBeforeTheFirstUseIsAProcessOfItsOwn) {
+  const int inherited = life_line::near_end();
+  struct stat ours {};
+  ASSERT_EQ(::fstat(inherited, &ours), 0);
+  EXPECT_EQ(in_fork_child([&] {
+              if (fork_guard::is_forked_child()) return 1;
+              struct stat theirs {};
+              const int own = life_line::near_end();
+              if (own < 0 || ::fstat(own, &theirs) != 0) return 2;
+              if (theirs.st_ino == ours.st_ino) return 3;  // still its parent's
+              struct stat there {};
+              if (::fstat(inherited, &there) == 0 && there.st_ino == ours.st_ino) return 4;
+              return 0;
+            }),
+            0);
+}
+
+TEST(ForkGuard, AChildThatHoldsTheDriversFilesKeepsTheLineAndIsLate) {
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  const int inherited = life_line::near_end();
+  struct stat ours {};
+  ASSERT_EQ(::fstat(inherited, &ours), 0);
+  EXPECT_EQ(in_fork_child([&] {
+              struct stat there {};
+              if (::fstat(inherited, &there) != 0 || there.st_ino != ours.st_ino) return 1;
+              if ((life_line::flags() & life_line::kLate) == 0) return 2;
+              return life_line::near_end() == inherited ? 3 : 0;
+            }),
+            0);
+}
+
+TEST(ForkGuard, AChildForkedLaterMayDoNothingAndClosesTheListener) {
+  fork_guard::begin_use();
+  const OwnedFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  fork_guard::set_listener(listener.get());
+  EXPECT_EQ(in_fork_child([&] {
+              if (!fork_guard::is_forked_child()) return 1;
+              if (::fcntl(listener.get(), F_GETFD) >= 0) return 2;
+              if (life_line::near_end() < 0) return 3;  // kept, as the driver's files are
+              try {
+                fork_guard::begin_use();
+              } catch (const Error& failure) {
+                return failure.code() == ErrorCode::kForkedChild ? 0 : 4;
+              }
+              return 5;
+            }),
+            0);
+  fork_guard::set_listener(-1);
+  EXPECT_FALSE(fork_guard::is_forked_child());
+  fork_guard::begin_use();
+}
+
+}  // namespace
+}  // namespace limbo
