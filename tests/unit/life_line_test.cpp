@@ -15,12 +15,10 @@
 #include "ipc/lease_watch.h"
 #include "ipc/owned_fd.h"
 #include "ipc/packet.h"
-#include "tests/support/eventually.h"
+#include "tests/support/child_process.h"
 
 namespace limbo {
 namespace {
-
-using testing::eventually;
 
 bool closed_everywhere(int far_end) {
   char byte = 0;
@@ -85,58 +83,66 @@ TEST(DriverFiles, OfAChildAreSeen) {
   EXPECT_FALSE(descendant_has_driver_files());
 }
 
-// The tests above use nothing of sharing, and ctest runs each test in a process of its own; in one
-// process they come before the use below.
-TEST(ForkGuard, AChildForkedBeforeTheFirstUseIsAProcessOfItsOwn) {
+// What was used before counts, so each of these runs in a fresh process.
+
+LIMBO_CHILD_ROLE(fork_before_use) {
   const int inherited = life_line::near_end();
   struct stat ours {};
-  ASSERT_EQ(::fstat(inherited, &ours), 0);
-  EXPECT_EQ(in_fork_child([&] {
-              if (fork_guard::is_forked_child()) return 1;
-              struct stat theirs {};
-              const int own = life_line::near_end();
-              if (own < 0 || ::fstat(own, &theirs) != 0) return 2;
-              if (theirs.st_ino == ours.st_ino) return 3;  // still its parent's
-              struct stat there {};
-              if (::fstat(inherited, &there) == 0 && there.st_ino == ours.st_ino) return 4;
-              return 0;
-            }),
-            0);
+  if (::fstat(inherited, &ours) != 0) return 10;
+  return in_fork_child([&] {
+    if (fork_guard::is_forked_child()) return 1;
+    struct stat theirs {};
+    const int own = life_line::near_end();
+    if (own < 0 || ::fstat(own, &theirs) != 0) return 2;
+    if (theirs.st_ino == ours.st_ino) return 3;  // still its parent's
+    struct stat there {};
+    if (::fstat(inherited, &there) == 0 && there.st_ino == ours.st_ino) return 4;
+    return 0;
+  });
 }
 
-TEST(ForkGuard, AChildThatHoldsTheDriversFilesKeepsTheLineAndIsLate) {
+LIMBO_CHILD_ROLE(fork_with_driver_files) {
   const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
   const int inherited = life_line::near_end();
   struct stat ours {};
-  ASSERT_EQ(::fstat(inherited, &ours), 0);
-  EXPECT_EQ(in_fork_child([&] {
-              struct stat there {};
-              if (::fstat(inherited, &there) != 0 || there.st_ino != ours.st_ino) return 1;
-              if ((life_line::flags() & life_line::kLate) == 0) return 2;
-              return life_line::near_end() == inherited ? 3 : 0;
-            }),
-            0);
+  if (::fstat(inherited, &ours) != 0) return 10;
+  return in_fork_child([&] {
+    struct stat there {};
+    if (::fstat(inherited, &there) != 0 || there.st_ino != ours.st_ino) return 1;
+    if ((life_line::flags() & life_line::kLate) == 0) return 2;
+    return life_line::near_end() == inherited ? 3 : 0;
+  });
 }
 
-TEST(ForkGuard, AChildForkedLaterMayDoNothingAndClosesTheListener) {
+LIMBO_CHILD_ROLE(fork_after_use) {
   fork_guard::begin_use();
   const OwnedFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   fork_guard::set_listener(listener.get());
-  EXPECT_EQ(in_fork_child([&] {
-              if (!fork_guard::is_forked_child()) return 1;
-              if (::fcntl(listener.get(), F_GETFD) >= 0) return 2;
-              if (life_line::near_end() < 0) return 3;  // kept, as the driver's files are
-              try {
-                fork_guard::begin_use();
-              } catch (const Error& failure) {
-                return failure.code() == ErrorCode::kForkedChild ? 0 : 4;
-              }
-              return 5;
-            }),
-            0);
-  fork_guard::set_listener(-1);
-  EXPECT_FALSE(fork_guard::is_forked_child());
-  fork_guard::begin_use();
+  const int met = in_fork_child([&] {
+    if (!fork_guard::is_forked_child()) return 1;
+    if (::fcntl(listener.get(), F_GETFD) >= 0) return 2;
+    if (life_line::near_end() < 0) return 3;  // kept, as the driver's files are
+    try {
+      fork_guard::begin_use();
+    } catch (const Error& failure) {
+      return failure.code() == ErrorCode::kForkedChild ? 0 : 4;
+    }
+    return 5;
+  });
+  fork_guard::begin_use();  // the parent goes on
+  return met;
+}
+
+TEST(ForkGuard, AChildForkedBeforeTheFirstUseIsAProcessOfItsOwn) {
+  testing::ChildProcess("fork_before_use").finish();
+}
+
+TEST(ForkGuard, AChildThatHoldsTheDriversFilesKeepsTheLineAndIsLate) {
+  testing::ChildProcess("fork_with_driver_files").finish();
+}
+
+TEST(ForkGuard, AChildForkedLaterMayDoNothingAndClosesTheListener) {
+  testing::ChildProcess("fork_after_use").finish();
 }
 
 }  // namespace
