@@ -40,14 +40,22 @@ struct SharingService::Engine {
         receiver(device, links, releases, unmapper_thread, counts),
         unmapper(device, links, releases) {
     worker.post([this] {
-      worker.add_periodic([this](Clock::time_point now) { return releases.run(now); });
+      add_periodic(worker, [this](Clock::time_point now) { return releases.run(now); });
     });
     unmapper_thread.post([this] {
-      unmapper_thread.add_periodic([this](Clock::time_point now) { return unmapper.run(now); });
+      add_periodic(unmapper_thread, [this](Clock::time_point now) { return unmapper.run(now); });
+    });
+  }
+
+  // On its thread. Once the process is ending, nothing calls the device any more.
+  void add_periodic(ServiceThread& thread, ServiceThread::Periodic periodic) {
+    thread.add_periodic([this, run = std::move(periodic)](Clock::time_point now) {
+      return ended.load() ? std::nullopt : run(now);
     });
   }
 
   Device& device;
+  std::atomic<bool> ended{false};
   ServiceThread reaper{"limbo-reaper"};
   ServiceThread worker{"limbo-worker"};
   ServiceThread unmapper_thread{"limbo-unmapper"};
@@ -68,8 +76,9 @@ struct SharingService::Lending : LeaseKeeper {
     allocator.set_lender(&producer);
     allocator.add_free_memory_callback([this] { return producer.collect(); });
     engine.worker.post([this] {
-      engine.worker.add_periodic([this](Clock::time_point now) { return look(now); });
-      engine.worker.add_periodic([this](Clock::time_point now) { return own_opens.run(now); });
+      engine.add_periodic(engine.worker, [this](Clock::time_point now) { return look(now); });
+      engine.add_periodic(engine.worker,
+                          [this](Clock::time_point now) { return own_opens.run(now); });
     });
   }
 
@@ -99,7 +108,9 @@ struct SharingService::Lending : LeaseKeeper {
   void lease_gone(std::uint32_t lease, const std::string& why) override {
     producer.lease_gone(lease, why);
   }
-  void lease_quiet(std::uint32_t lease) override { producer.lease_quiet(lease); }
+  void lease_quiet(std::uint32_t lease) override {
+    if (!engine.ended.load()) producer.lease_quiet(lease);
+  }
   void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     producer.decline(lease, index, generation);
   }
@@ -256,7 +267,10 @@ void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
   } catch (const std::exception&) {
     // The process ends in any case.
   }
-  if (Engine* with = engine_.load(std::memory_order_acquire)) with->releases.stop();
+  if (Engine* with = engine_.load(std::memory_order_acquire)) {
+    with->ended.store(true);
+    with->releases.stop();
+  }
 }
 
 void SharingService::check_extra(std::size_t size_bytes) {
