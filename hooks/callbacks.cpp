@@ -2,10 +2,8 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include <atomic>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "hooks/error_text.h"
@@ -15,8 +13,6 @@ namespace limbo {
 namespace {
 
 constexpr const char* kCollectorName = "limbo_collect";
-
-std::atomic<bool> registered_by_us{false};
 
 class CollectCallback final : public c10::FreeMemoryCallback {
  public:
@@ -37,20 +33,11 @@ class CollectCallback final : public c10::FreeMemoryCallback {
 }  // namespace
 
 bool register_collector() {
-  static std::mutex mutex;  // guards the step from looking to registering; a leaf
-  const std::lock_guard lock(mutex);
-  if (registered_by_us.load(std::memory_order_relaxed)) return true;
   // Registering a name twice ends the process, so look first.
   if (c10::FreeCudaMemoryCallbacksRegistry()->Has(kCollectorName)) return false;
   c10::FreeCudaMemoryCallbacksRegistry()->Register(
       kCollectorName, [] { return std::make_unique<CollectCallback>(); });
-  registered_by_us.store(true, std::memory_order_relaxed);
   return true;
-}
-
-bool foreign_collector_registered() {
-  return !registered_by_us.load(std::memory_order_relaxed) &&
-         c10::FreeCudaMemoryCallbacksRegistry()->Has(kCollectorName);
 }
 
 bool run_free_memory_callbacks() {

@@ -7,12 +7,10 @@
 
 namespace limbo {
 
-// Registers "limbo_collect", once. The registry does not lock its readers: call it before threads
-// allocate, as installation does. False when another copy of this library has registered it.
+// Registers "limbo_collect", once. The registry does not lock its readers, so this happens while the
+// library is loaded, before any allocator of Limbo's is in place. False when it is registered
+// already: by another copy of this library.
 bool register_collector();
-
-// Whether "limbo_collect" is registered by somebody else: a second copy of this library.
-[[nodiscard]] bool foreign_collector_registered();
 
 // Runs every callback of the registry but Limbo's own, which the allocator reaches directly. True
 // when one of them says that memory may have been freed. Holds no lock.

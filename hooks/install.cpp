@@ -6,10 +6,10 @@
 
 #include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "allocator/error.h"
 #include "hooks/adapter.h"
-#include "hooks/callbacks.h"
 #include "hooks/preconditions.h"
 
 namespace limbo {
@@ -32,6 +32,8 @@ std::mutex& change_mutex() {
 torch_cuda::CUDAAllocator* previous = nullptr;
 // The adapter stands in torch's place only to be handed to Python.
 std::atomic<bool> making{false};
+// Who is between begin_ and end_making_allocator; nobody: the default.
+std::atomic<std::thread::id> maker{};
 
 torch_cuda::CUDAAllocator* current() {
   return torch_cuda::allocator.load();
@@ -73,7 +75,6 @@ void complete_installation() {
     if (installation_complete()) return;
     // So that torch.accelerator and c10::GetAllocator agree with torch.cuda.
     c10::SetAllocator(c10::DeviceType::CUDA, &adapter(), kAllocatorPriority);
-    register_collector();
     complete.store(true, std::memory_order_relaxed);
   }
   warn_about_settings();
@@ -113,6 +114,7 @@ void begin_making_allocator() {
   require_usable();
   require_settings_allow();
   change_mutex().lock();
+  maker.store(std::this_thread::get_id());
   previous = current();
   making.store(previous != &adapter());
   try {
@@ -124,6 +126,11 @@ void begin_making_allocator() {
 }
 
 void end_making_allocator() {
+  if (maker.load() != std::this_thread::get_id()) {
+    throw Error(ErrorCode::kBadArgument, "This thread is not making an allocator object.",
+                "Call limbo_torch_make_allocator first, in the same thread.");
+  }
+  maker.store(std::thread::id{});
   torch_cuda::allocator.store(previous);
   making.store(false);
   change_mutex().unlock();

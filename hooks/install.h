@@ -21,14 +21,15 @@ void install();
 // limbo_free, if that is torch's allocator now. Errors as install.
 void replace_pluggable_wrapper();
 
-// What belongs to an installed allocator beside torch's pointer to it: c10's own table, the
-// collector, warnings about settings. Done once; does nothing unless Limbo is installed.
+// What belongs to an installed allocator beside torch's pointer to it: c10's own table, and warnings
+// about settings. Done once; does nothing unless Limbo is installed.
 void complete_installation();
 [[nodiscard]] bool installation_complete() noexcept;
 
 // Between the two, Limbo's allocator stands in torch's place and is what torch hands to Python
 // (`torch._C._cuda_getAllocator`), whatever is used already: see capi.h. `end` puts back what was
-// there. A lock is held from one to the other, in one thread.
+// there. A lock is held from one to the other, in one thread; `end` without `begin` throws
+// Error(kBadArgument).
 void begin_making_allocator();
 void end_making_allocator();
 

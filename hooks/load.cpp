@@ -1,6 +1,6 @@
-// What happens when the library is loaded: operators and checks are registered, nothing else. No
-// device is touched and no thread started. Under another minor version of torch, or beside another
-// copy of the library, nothing is registered; limbo_torch_usable then says why.
+// What happens when the library is loaded: operators, checks and the collector are registered,
+// nothing else. No device is touched and no thread started. Under another minor version of torch, or
+// beside another copy of the library, nothing is registered; limbo_torch_usable then says why.
 #include <cstdio>
 
 #include "hooks/callbacks.h"
@@ -18,7 +18,7 @@ namespace {
 bool load() noexcept {
   try {
     if (!same_minor_version(torch_running_under(), kTorchMajor, kTorchMinor)) return false;
-    if (foreign_collector_registered() || !register_operators()) {
+    if (!register_collector() || !register_operators()) {
       note_second_copy();
       return false;
     }

@@ -28,6 +28,20 @@ std::string tensor_text(const at::Tensor& tensor) {
               advice);
 }
 
+c10::StorageImpl& storage_of_tensor(const at::Tensor& tensor) {
+  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// Of a kind whose memory is one storage.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
+         tensor.has_storage() && tensor.unsafeGetTensorImpl()->unsafe_storage();
+}
+
+bool is_cut_from_autograd(const at::Tensor& tensor) {
+  return !tensor.requires_grad() || tensor.is_leaf();
+}
+
 void require_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     throw Error(ErrorCode::kNotLendable, "Cannot share an undefined tensor.");
@@ -36,12 +50,11 @@ void require_plain(const at::Tensor& tensor) {
     throw_not_lendable(tensor, "it is not on a GPU",
                        "Move it with .cuda(), or send it by torch.multiprocessing.");
   }
-  if (tensor.layout() != c10::kStrided || tensor.is_nested() || tensor.is_quantized() ||
-      !tensor.has_storage()) {
+  if (!is_plain(tensor)) {
     throw_not_lendable(tensor, "it is sparse, nested or quantized",
                        "Share the plain tensors that it consists of.");
   }
-  if (tensor.requires_grad() && !tensor.is_leaf()) {
+  if (!is_cut_from_autograd(tensor)) {
     throw_not_lendable(tensor,
                        "it requires grad and is not a leaf, and autograd does not cross "
                        "processes",
@@ -49,32 +62,33 @@ void require_plain(const at::Tensor& tensor) {
   }
 }
 
+// The block that holds the whole storage of a CUDA tensor, if there is one.
+std::optional<BlockView> block_of(const at::Tensor& tensor) {
+  if (!in_use()) return std::nullopt;
+  const void* data = storage_of_tensor(tensor).data();
+  std::optional<BlockView> block = allocator_in_use().find(data);
+  if (!block) return std::nullopt;
+  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
+                                               static_cast<const std::byte*>(block->data));
+  if (storage_of_tensor(tensor).nbytes() > block->size_bytes - offset) return std::nullopt;
+  return block;
+}
+
 BlockView require_lendable(const at::Tensor& tensor) {
-  const c10::Storage& storage = tensor.storage();
-  const void* data = storage.data();
-  const std::size_t size_bytes = storage.nbytes();
-  const ReceivedBlock* received = received_block(storage.data_ptr());
-  if (received != nullptr && !received->same_process()) {
+  const std::optional<BlockView> block = block_of(tensor);
+  if (block) return *block;
+  if (is_received(tensor)) {
     throw Error(ErrorCode::kNotAvailableYet,
                 "Cannot share " + tensor_text(tensor) +
                     ": it was received from another process, and sending on is not available yet.",
                 "Share tensor.clone().");
   }
-  const auto block = in_use() ? allocator_in_use().find(data) : std::nullopt;
-  if (!block) {
-    throw_not_lendable(tensor,
-                       "its memory was not allocated by Limbo (torch's CUDA allocator here is \"" +
-                           c10::cuda::CUDACachingAllocator::get()->name() + "\")",
-                       "Enable Limbo before CUDA memory is used, or share tensor.clone() once it "
-                       "is enabled.");
-  }
-  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
-                                               static_cast<const std::byte*>(block->data));
-  if (size_bytes > block->size_bytes - offset) {
-    throw_not_lendable(tensor, "its storage reaches past the block that it begins in",
-                       "Share tensor.clone().");
-  }
-  return *block;
+  throw_not_lendable(tensor,
+                     "its memory is not one that Limbo allocated (torch's CUDA allocator here is "
+                     "\"" +
+                         c10::cuda::CUDACachingAllocator::get()->name() + "\")",
+                     "Enable Limbo before CUDA memory is used, or share tensor.clone() once it is "
+                     "enabled.");
 }
 
 TensorLayout layout_of(const at::Tensor& tensor, const ShareTensorOptions& options) {
@@ -132,11 +146,15 @@ struct Opened {
 };
 
 Opened open_message(ByteSpan message, std::optional<int> device) {
-  prepare_torch();
-  if (is_empty_message(message)) return {empty_storage(device), decode_empty_message(message)};
+  if (is_empty_message(message)) {
+    TensorLayout layout = decode_empty_message(message);
+    prepare_torch();
+    return {empty_storage(device), std::move(layout)};
+  }
   Sharing& sharing = sharing_in_use();
   // Checked before anything is claimed.
   TensorLayout layout = decode_layout(sharing.peek_extra(message));
+  prepare_torch();
   ReceiveOptions options;
   options.device = device;
   options.current_stream = [](int index) { return current_stream(index).handle; };
@@ -199,12 +217,11 @@ void withdraw_message(ByteSpan message) {
 
 bool is_lendable(const at::Tensor& tensor) noexcept {
   try {
-    require_plain(tensor);
-    if (tensor.storage().nbytes() == 0) return false;
-    (void)require_lendable(tensor);
-    return true;
+    return tensor.defined() && tensor.is_cuda() && is_plain(tensor) &&
+           is_cut_from_autograd(tensor) && storage_of_tensor(tensor).nbytes() != 0 &&
+           block_of(tensor).has_value();
   } catch (...) {
-    return false;
+    return false;  // a fake tensor's storage, a forked child
   }
 }
 

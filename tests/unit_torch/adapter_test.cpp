@@ -1,6 +1,8 @@
 #include "hooks/adapter.h"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <functional>
 #include <limits>
@@ -12,6 +14,7 @@
 #include "hooks/callbacks.h"
 #include "hooks/current_stream.h"
 #include "hooks/install.h"
+#include "tests/support/shared_words.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
@@ -233,21 +236,56 @@ TEST_F(AdapterTest, WithCachingSwitchedOffNothingIsCounted) {
 TEST_F(AdapterTest, ABlockThatAnotherStreamUsesWaits) {
   Device& device = allocator_in_use().device();
   const StreamRef side{0, device.create_stream(0)};
-  std::vector<std::uint64_t> gate(1);
+  SharedWords gate(device);
+  device.wait_word(side, gate.word(0), 1);
+  const c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0),
+                           std::bit_cast<c10::StreamId>(side.handle));
+  const void* first = nullptr;
   {
-    const c10::DataPtr data = adapter().allocate(1000);
-    const c10::Stream stream(c10::Stream::UNSAFE, data.device(),
-                             std::bit_cast<c10::StreamId>(side.handle));
-    adapter().recordStream(data, stream);
-    adapter().recordStream(data, c10::cuda::CUDAStream(stream));
+    const c10::DataPtr by_stream = adapter().allocate(1000);
+    const c10::DataPtr by_cuda_stream = adapter().allocate(1000);
+    first = by_stream.get();
+    adapter().recordStream(by_stream, stream);
+    adapter().recordStream(by_cuda_stream, c10::cuda::CUDAStream(stream));
   }
-  // Freed and, unless the stream has passed already, still active; empty_cache waits for it.
-  adapter().emptyCache({0, 0});
+  EXPECT_EQ(adapter().getDeviceStats(0).allocation[kAll].current, 0);
+  EXPECT_EQ(adapter().getDeviceStats(0).active[kAll].current, 2);
+  {
+    const c10::DataPtr other = adapter().allocate(1000);
+    EXPECT_NE(other.get(), first);
+  }
+  gate.store(0, 1);
+  adapter().emptyCache({0, 0});  // waits for the events
   EXPECT_EQ(adapter().getDeviceStats(0).active[kAll].current, 0);
+
   int foreign = 0;
   EXPECT_FALSE(Adapter::record_use(c10::DataPtr(&foreign, c10::Device(c10::kCUDA, 0)), side));
   EXPECT_FALSE(Adapter::record_use(c10::DataPtr(nullptr, c10::Device(c10::kCUDA, 0)), side));
   device.destroy_stream(side);
+}
+
+// Runs `child` in a fork of this process and returns its exit status.
+template <typename Child>
+int in_fork(Child&& child) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(std::forward<Child>(child)());
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_F(AdapterTest, AForkChildOwnsNothing) {
+  void* data = adapter().raw_alloc(1000);
+  const int status = in_fork([&] {
+    adapter().raw_delete(data);  // nothing, without a word
+    Adapter::delete_block(data);
+    if (adapter().record_use(c10::DataPtr(data, c10::Device(c10::kCUDA, 0)), {})) return 1;
+    const std::string text = torch_error_of([] { (void)adapter().raw_alloc(1000); });
+    return text.starts_with("limbo[forked_child]: ") ? 0 : 2;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(adapter().getDeviceStats(0).allocation[kAll].current, 1);
+  adapter().raw_delete(data);
 }
 
 TEST_F(AdapterTest, AllocationsGoToTheThreadsStream) {
@@ -335,8 +373,7 @@ class CountingCallback final : public c10::FreeMemoryCallback {
 TEST_F(AdapterTest, AMissRunsTheCallbacksOfOthersAndNotItsOwn) {
   auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
   EXPECT_TRUE(registry->Has("limbo_collect"));
-  EXPECT_TRUE(register_collector());  // again is nothing
-  EXPECT_FALSE(foreign_collector_registered());
+  EXPECT_FALSE(register_collector());  // as a second copy of the library would try
   registry->Register("count_for_tests", [] { return std::make_unique<CountingCallback>(); });
   callback_runs = 0;
   void* data = adapter().raw_alloc(kMiB);  // nothing is cached: a miss

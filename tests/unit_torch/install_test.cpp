@@ -58,6 +58,10 @@ TEST_F(Install, MakingTheObjectLeavesTorchAsItWas) {
   EXPECT_TRUE(installed());
 }
 
+TEST_F(Install, AnEndWithoutABeginningIsRefused) {
+  EXPECT_EQ(limbo_torch_restore_allocator(), static_cast<int>(ErrorCode::kBadArgument));
+}
+
 TEST_F(Install, MadeAgainWhereItIsInstalledAndInitialised) {
   install();
   torch_cuda::init(1);
