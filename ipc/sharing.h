@@ -135,9 +135,10 @@ class Sharing {
                                     const ShareOptions& options, ByteSpan extra) = 0;
 
   // Errors: kBadDescriptor, kGone, kWithdrawn, kExpired, kProducerExited, kDeviceNotVisible,
-  // kNoChannel, kLedgerFull, kDeviceError. After an error nothing is held and nothing is mapped
-  // that was not before. Blocks up to the handshake deadline on the first message of a producer,
-  // and for the driver's open on the first message of a piece.
+  // kNoChannel, kLedgerFull, kDeviceError. After an error nothing is held; a piece that was mapped
+  // for it may stay in the import cache. Blocks up to the handshake deadline on the first message
+  // of a producer, for the driver's open on the first message of a piece, and a fraction of a
+  // second when this process's row is full of releases that the producer has not noted yet.
   [[nodiscard]] virtual Received receive(ByteSpan descriptor, const ReceiveOptions& options) = 0;
 
   // The `extra` of a descriptor, checked, without claiming anything.
