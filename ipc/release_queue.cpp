@@ -12,6 +12,8 @@ namespace {
 constexpr std::chrono::milliseconds kLookAgainWaiting{2};
 constexpr std::chrono::milliseconds kLookAgainLanding{50};
 
+constexpr const char* kCaptured = "a stream that used it is being captured";
+
 }  // namespace
 
 ReleaseQueue::ReleaseQueue(Device& device, ServiceThread& worker, ServiceThread& unmapper)
@@ -20,25 +22,37 @@ ReleaseQueue::ReleaseQueue(Device& device, ServiceThread& worker, ServiceThread&
 void ReleaseQueue::release(ReleaseJob job) noexcept {
   if (stopped_.load()) return;
   try {
-    for (const StreamUse& use : job.streams) {
-      if (!device_.is_capturing(use.stream)) continue;
-      keep("a stream that used it is being captured");
-      return;
-    }
-    if (all_same_streams(job)) {
-      start_or_queue(std::move(job));
-    } else {
-      when_device_is_idle(std::move(job));
+    switch (way_of(job)) {
+      case Way::kEnqueue:
+        start_or_queue(std::move(job));
+        return;
+      case Way::kWhenIdle:
+        when_device_is_idle(std::move(job));
+        return;
+      case Way::kKeep:
+        keep(kCaptured);
+        return;
     }
   } catch (const std::exception& failure) {
     keep(failure.what());
   }
 }
 
-// Whether every handle still means the stream that used the block.
-bool ReleaseQueue::all_same_streams(const ReleaseJob& job) {
-  return std::all_of(job.streams.begin(), job.streams.end(),
-                     [&](const StreamUse& use) { return device_.stream_id(use.stream) == use.id; });
+// Asked right before enqueueing, however late that is. A handle that means another stream by now, or
+// none, tells nothing about the work that used the block; and a release that became part of a graph
+// would give back, at every launch, whatever its slot holds by then.
+ReleaseQueue::Way ReleaseQueue::way_of(const ReleaseJob& job) noexcept {
+  try {
+    for (const StreamUse& use : job.streams) {
+      if (device_.stream_id(use.stream) != use.id) return Way::kWhenIdle;
+    }
+    for (const StreamUse& use : job.streams) {
+      if (device_.is_capturing(use.stream)) return Way::kKeep;
+    }
+  } catch (const std::exception&) {
+    return Way::kWhenIdle;  // where the device itself is broken, waiting for it fails
+  }
+  return Way::kEnqueue;
 }
 
 void ReleaseQueue::when_device_is_idle(ReleaseJob&& job) {
@@ -250,13 +264,9 @@ std::optional<ReleaseQueue::Clock::time_point> ReleaseQueue::run(Clock::time_poi
   while (!batches.empty()) {
     std::list<Batch> one;
     one.splice(one.begin(), batches, batches.begin());
-    bool same = true;
-    try {
-      for (const ReleaseJob& job : one.front().jobs) same = same && all_same_streams(job);
-    } catch (const std::exception&) {
-      same = false;
-    }
-    if (same) {
+    // All jobs of a batch have the same streams.
+    const Way way = way_of(one.front().jobs.front());
+    if (way == Way::kEnqueue) {
       enqueue(std::move(one));
       continue;
     }
@@ -265,6 +275,10 @@ std::optional<ReleaseQueue::Clock::time_point> ReleaseQueue::run(Clock::time_poi
       const std::lock_guard lock(mutex_);
       being_enqueued_ -= jobs.size();
       for (const auto& [key, entries] : one.front().load) load_[key] -= entries;
+    }
+    if (way == Way::kKeep) {
+      keep(kCaptured);
+      continue;
     }
     for (ReleaseJob& job : jobs) when_device_is_idle(std::move(job));
   }

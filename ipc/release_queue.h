@@ -84,7 +84,8 @@ class ReleaseQueue {
   };
 
   void start_or_queue(ReleaseJob&& job);
-  [[nodiscard]] bool all_same_streams(const ReleaseJob& job);
+  enum class Way { kEnqueue, kWhenIdle, kKeep };
+  [[nodiscard]] Way way_of(const ReleaseJob& job) noexcept;
   void when_device_is_idle(ReleaseJob&& job);
   void keep(const std::string& why) noexcept;
 

@@ -9,6 +9,10 @@ namespace limbo::testing {
 
 std::string Peer::call(const std::string& command) {
   child_.send(command);
+  return answer();
+}
+
+std::string Peer::answer() {
   const std::string answer = child_.receive();
   std::istringstream words(answer);
   std::string first;
@@ -56,6 +60,15 @@ void Peer::use_stream(const std::string& name) {
 }
 void Peer::record_stream(const std::string& block, const std::string& stream) {
   call("record_stream " + block + " " + stream);
+}
+void Peer::destroy_stream(const std::string& name) {
+  call("destroy_stream " + name);
+}
+void Peer::begin_capture() {
+  call("begin_capture");
+}
+void Peer::end_capture() {
+  call("end_capture");
 }
 void Peer::synchronize() {
   call("synchronize");

@@ -43,6 +43,9 @@ class Peer {
   // Commands from now on use a stream of this name; "" is the default stream.
   void use_stream(const std::string& name);
   void record_stream(const std::string& block, const std::string& stream);
+  void destroy_stream(const std::string& name);  // not the one in use
+  void begin_capture();                          // of the stream in use; simulated device only
+  void end_capture();                            // and launches the graph
   void synchronize();
 
   // A descriptor, as hexadecimal digits. time_limit_ms < 0: the default.
@@ -79,8 +82,10 @@ class Peer {
   void leave(int status);          // std::exit
   void leave_at_once(int status);  // _exit
 
-  // Sends a command and does not wait for its answer: for commands that do not come back.
+  // Sends a command and does not wait for its answer: for commands that do not come back, or whose
+  // answer is asked for later.
   void send(const std::string& command) { child_.send(command); }
+  std::string answer();
   std::string call(const std::string& command);
   // As call, but says whether the child answered at all (it may die of the command).
   [[nodiscard]] bool survives(const std::string& command);

@@ -114,6 +114,18 @@ class PeerRole {
     if (handle == nullptr) handle = device().create_stream(kDevice);
     return handle;
   }
+  std::string destroy_stream(Words& words) {
+    const auto name = next(words);
+    device().destroy_stream({kDevice, streams_.at(name)});
+    streams_.erase(name);
+    return {};
+  }
+  std::string end_capture(Words&) {
+    SimDevice& sim = as_sim(device());
+    const auto graph = sim.end_capture(stream());
+    sim.launch_graph(stream(), *graph);
+    return {};
+  }
   std::string record_stream(Words& words) {
     Named& target = block(words);
     target.received->record_stream({target.device, named_stream(next(words))});
@@ -242,6 +254,13 @@ class PeerRole {
       {"holds", [this](Words& w) { return holds(w); }},
       {"write_for", [this](Words& w) { return write_for(w); }},
       {"use_stream", [this](Words& w) { return use_stream(w); }},
+      {"destroy_stream", [this](Words& w) { return destroy_stream(w); }},
+      {"begin_capture",
+       [this](Words&) {
+         as_sim(device()).begin_capture(stream(), SimCaptureMode::kRelaxed);
+         return std::string();
+       }},
+      {"end_capture", [this](Words& w) { return end_capture(w); }},
       {"record_stream", [this](Words& w) { return record_stream(w); }},
       {"share", [this](Words& w) { return share(w); }},
       {"receive", [this](Words& w) { return receive(w); }},
