@@ -21,6 +21,12 @@
 #include "ipc/owned_fd.h"
 
 namespace limbo {
+namespace {
+
+// When a periodic that failed is called again.
+constexpr std::chrono::milliseconds kAfterFailure{100};
+
+}  // namespace
 
 struct ServiceThread::Impl {
   OwnedFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
@@ -45,12 +51,14 @@ struct ServiceThread::Impl {
     if (::write(bell.get(), &one, sizeof(one)) < 0) rung.store(false);
   }
 
+  // False: it failed. A background thread has nobody to tell.
   template <typename Function>
-  static void guarded(Function&& function) noexcept {
+  static bool guarded(Function&& function) noexcept {
     try {
       function();
+      return true;
     } catch (const std::exception&) {
-      // A background thread has nobody to tell; what it does is repeated in the next round.
+      return false;
     }
   }
 
@@ -86,17 +94,21 @@ bool ServiceThread::Impl::run_tasks() {
     batch.swap(tasks);
     stop = stopping;
   }
-  for (Task& task : batch) guarded(task);
+  for (Task& task : batch) {
+    guarded(task);
+    task = nullptr;  // what it held on to goes before the next begins, which may count on that
+  }
   return !stop;
 }
 
 int ServiceThread::Impl::run_periodics() {
   std::optional<Clock::time_point> next;
   for (std::size_t index = 0; index < periodics.size(); ++index) {
-    guarded([&] {
-      const auto wanted = periodics[index](Clock::now());
-      if (wanted && (!next || *wanted < *next)) next = wanted;
-    });
+    std::optional<Clock::time_point> wanted;
+    if (!guarded([&] { wanted = periodics[index](Clock::now()); })) {
+      wanted = Clock::now() + kAfterFailure;
+    }
+    if (wanted && (!next || *wanted < *next)) next = wanted;
   }
   if (!next) return -1;
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());

@@ -37,7 +37,7 @@ class ServiceThread {
 
   // Runs `task` on the thread, in the order of posting. Never blocks. Callable from anywhere.
   // Tasks, periodics and handlers run with no lock of this class held. An Error that escapes them
-  // is dropped: they report in their own way.
+  // is dropped: they report in their own way. A periodic that failed is called again soon.
   void post(Task task);
 
   // Has the periodics called soon. One system call at most; none when the thread is awake anyway.
