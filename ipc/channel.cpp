@@ -75,7 +75,7 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   void take(std::uint64_t id, ChannelPeer& peer, Packet& packet);
   void take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet);
   void give_up(std::uint64_t id);
-  void welcome(ChannelPeer& peer, const LeaseGrant& grant);
+  [[nodiscard]] bool welcome(const ChannelPeer& peer, const LeaseGrant& grant);
   void close_connection(std::uint64_t id);
   void look_at(std::uint64_t id);
   std::optional<Clock::time_point> run(Clock::time_point now);
@@ -223,7 +223,10 @@ void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& pack
         std::make_unique<PeerWatch>(reaper, std::move(peer.pidfd), std::move(packet.descriptors[0]),
                                     hello.life_line_flags, [this, id] { look_at(id); });
     LIMBO_FAIL_POINT("accept.after_lease");
-    welcome(peer, grant);
+    if (!welcome(peer, grant)) {
+      give_up(id);
+      return;
+    }
     LIMBO_FAIL_POINT("accept.after_welcome");
   } catch (const Error& failure) {
     answer(peer, MessageType::kRefused, failure.code(), failure.what());
@@ -238,12 +241,13 @@ void Channel::Impl::give_up(std::uint64_t id) {
   reaper.unwatch(found->second.socket.get());
   peers.erase(found);
   worker.post([this, lease] {
-    keeper.lease_gone(lease, "the process was refused");
+    keeper.lease_gone(lease, "it was handed nothing");
     keeper.lease_quiet(lease);
   });
 }
 
-void Channel::Impl::welcome(ChannelPeer& peer, const LeaseGrant& grant) {
+// False: the consumer is dead, or has missed its deadline and gone.
+bool Channel::Impl::welcome(const ChannelPeer& peer, const LeaseGrant& grant) {
   Welcome message;
   message.lease_number = grant.lease_number;
   message.incarnation = incarnation;
@@ -251,10 +255,7 @@ void Channel::Impl::welcome(ChannelPeer& peer, const LeaseGrant& grant) {
   message.capacities = grant.capacities;
   const int descriptors[Welcome::kDescriptors] = {grant.ledger_fd, grant.timelines_fd, grant.row_fd,
                                                   life_line::far_end()};
-  if (!send_packet(peer.socket.get(), encode(message), descriptors)) {
-    // The consumer is dead or will report a missed deadline; the watch tells which.
-    ::shutdown(peer.socket.get(), SHUT_RDWR);
-  }
+  return send_packet(peer.socket.get(), encode(message), descriptors);
 }
 
 void Channel::Impl::close_connection(std::uint64_t id) {

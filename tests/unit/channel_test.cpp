@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "allocator/error.h"
 #include "ipc/channel_socket.h"
@@ -181,6 +182,22 @@ TEST_F(ChannelTest, AClosedConnectionAloneIsNotGone) {
   { const Handshake hands = shake_hands(address(), random_incarnation()); }
   (void)shake_hands(address(), random_incarnation());  // read after the end of the first
   EXPECT_EQ(keeper().notes(), 2U);
+}
+
+// Somebody who gave up waiting for the welcome was handed nothing, so nothing is kept for it: a
+// sender that was stopped for a while would gather leases otherwise.
+TEST_F(ChannelTest, WhoWasNotReachedByTheWelcomeHoldsNothing) {
+  std::atomic<bool> go{false};
+  stack_->reaper.post([&] {
+    while (!go) std::this_thread::yield();
+  });
+  {
+    const OwnedFd socket = connect();
+    const int line[] = {life_line::far_end()};
+    ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), line));
+  }
+  go = true;
+  EXPECT_TRUE(eventually([&] { return keeper().noted("quiet 0"); }));
 }
 
 TEST_F(ChannelTest, AConnectionAndALifeLineClosedAreGone) {
