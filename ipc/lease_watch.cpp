@@ -54,6 +54,7 @@ PeerWatch::~PeerWatch() {
 }
 
 void PeerWatch::see_pidfd() {
+  if (!is_readable(pidfd_.get())) return;  // told of a descriptor that had this number before
   reaper_.unwatch(pidfd_.get());
   signs_.process_ended = true;
   const auto changed = changed_;  // may destroy this watch

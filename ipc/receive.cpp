@@ -26,6 +26,11 @@ struct ExportFacts {
   TimelinePoint points[2];
 };
 
+[[noreturn]] void producer_exited() {
+  throw Error(ErrorCode::kProducerExited, "The process that sent this has ended.",
+              "Keep the sender alive until its messages are opened.");
+}
+
 [[noreturn]] void mismatch(const std::string& what) {
   throw Error(ErrorCode::kBadDescriptor,
               "The message does not match its sender's ledger: " + what + ".",
@@ -224,7 +229,13 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
   const ExportFacts facts = read_export(link->ledger(), ticket);
   const int device = choose_device(facts.piece.uuid, options);
   const StreamUse home = receiving_stream(device_, device, options);
-  claimed.map(facts.piece, device);
+  try {
+    claimed.map(facts.piece, device);
+  } catch (const Error&) {
+    // Its memory went with it, where nobody had mapped it yet.
+    if (link->producer_has_ended()) producer_exited();
+    throw;
+  }
   for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
   LIMBO_FAIL_POINT("receive.after_wait");
   claimed.hand_over(block->job());
@@ -262,10 +273,7 @@ Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
                       });
   if (verdict == protocol::ClaimVerdict::kStands) return {link, {*slot, target}, unmapper_};
   link->row().released(*slot);
-  if (link->producer_has_ended()) {
-    throw Error(ErrorCode::kProducerExited, "The process that sent this has ended.",
-                "Keep the sender alive until its messages are opened.");
-  }
+  if (link->producer_has_ended()) producer_exited();
   throw_refused(verdict);
 }
 

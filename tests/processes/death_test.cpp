@@ -160,6 +160,20 @@ TEST_F(DeathTest, AKilledSendersBlocksStayReadable) {
   EXPECT_TRUE(next.becomes("limbo", 0));
 }
 
+TEST_F(DeathTest, AFirstOpenAfterTheSendersEndSaysSo) {
+  sender_.allocate("b", kMiB, 5);
+  reader_.receive("r", sender_.share("b"));
+  sender_.allocate("c", 20 * kMiB, 6);
+  const std::string message = sender_.share("c");
+  reader_.set_fail_points("receive.after_claim=delay:1000");
+  reader_.send("receive late " + message + " -1");
+  EXPECT_TRUE(sender_.becomes("held_claims", 2));
+  sender_.process().kill();
+  EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "producer_exited");
+  EXPECT_TRUE(reader_.holds("r", 5));
+  reader_.release("r");
+}
+
 TEST_F(DeathTest, AWaitForADeadSenderIsCompleted) {
   sender_.allocate("b", kMiB, 5);
   sender_.write_for("b", 5, milliseconds(60'000));
