@@ -174,7 +174,12 @@ std::uint64_t Exports::expire(ProducerClock::time_point now) noexcept {
     const std::uint32_t index = deadlines_.earliest();
     ExportRecord& record = records_[index];
     if (record.deadline > now) break;
-    if (drain(index, record.generation, EndReason::kExpired)) {
+    if (read(index).state == ExportState::kOpen && record.counts_from < record.sent) {
+      // Freed before it was sent: the sender stood behind a full stream meanwhile.
+      deadlines_.remove(index);
+      record.counts_from = record.sent;
+      set_deadline(index);
+    } else if (drain(index, record.generation, EndReason::kExpired)) {
       ++expired;
     } else {
       // Freed while it is being shared: it is not open yet. Its time begins later.

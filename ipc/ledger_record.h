@@ -31,6 +31,7 @@ struct ExportRecord {
   std::uint64_t offset_bytes = 0;  // of the shared range from the piece's base
   std::uint64_t size_bytes = 0;
   TimelinePoint points[2];
+  ProducerClock::time_point sent;         // like `points`, written by the sender before OPEN
   ProducerClock::time_point counts_from;  // the later of the send and the owner's free
   ProducerClock::time_point deadline;     // while heap_position != 0
   std::chrono::milliseconds time_limit{0};

@@ -272,6 +272,7 @@ ExportTicket Producer::share(const void* data, std::size_t size_bytes,
   at(fields, ExportField::kPointWhere1) = where(ticket.points[1]);
   at(fields, ExportField::kPointNumber0) = ticket.points[0].number;
   at(fields, ExportField::kPointNumber1) = ticket.points[1].number;
+  impl.exports.record(slot.export_index).sent = ProducerClock::now();
   impl.exports.open(slot.export_index, fields);
   impl.sends.fetch_add(1, std::memory_order_relaxed);
   LIMBO_FAIL_POINT("share.after_open");

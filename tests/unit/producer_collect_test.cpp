@@ -246,6 +246,25 @@ TEST_F(ProducerCollect, TimeCountsFromTheLaterOfSendAndFree) {
   EXPECT_EQ(late.claim(ticket), ClaimVerdict::kExpired);
 }
 
+// The free came first, and the send stood behind a stream that took no entries.
+TEST_F(ProducerCollect, TimeCountsFromASlowSend) {
+  std::byte* data = allocate();
+  set_fail_points("share.after_enqueue=delay:300");
+  ExportTicket ticket;
+  std::thread sender([&] { ticket = share_for(data, milliseconds(200)); });
+  ASSERT_TRUE(eventually([&] { return fail_point_passed("share.after_enqueue") == 1; }));
+  allocator_->free(data);
+  EXPECT_TRUE(producer_->next_deadline().has_value());
+  const auto before_the_send = Producer::Clock::now();
+  sender.join();
+  set_fail_points("");
+  producer_->run_time_limits(before_the_send + milliseconds(200));
+  EXPECT_EQ(word(ticket).state, ExportState::kOpen);
+  producer_->run_time_limits(Producer::Clock::now() + milliseconds(200));
+  EXPECT_EQ(word(ticket).state, ExportState::kFree);
+  EXPECT_EQ(stats().expired, 1U);
+}
+
 TEST_F(ProducerCollect, EarliestDeadlineComesFirstWhateverTheOrderOfSends) {
   PlayedConsumer consumer(*producer_);
   std::vector<std::byte*> blocks;
