@@ -114,6 +114,7 @@ Producer::Impl::~Impl() {
     Allocator::lender_note(exports.record(index).block.block) = nullptr;
     allocator.unpin(exports.record(index).block.block);
   }
+  finish(exports.take_over(), let_go_chain);
   finish(0, allocator.take_let_go());
 }
 

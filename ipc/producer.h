@@ -89,6 +89,7 @@ class Producer : public Lender {
   void wait_own(StreamRef stream, const TimelinePoint& point);
 
   // ---- leases (called by the channel and the reaper) --------------------------------------
+  // Makes no device call: pins that fall due meanwhile wait for the next collect.
   [[nodiscard]] LeaseGrant add_lease(const LeasePeer& peer);
   // Its process has ended: quarantine, `why` for the holder list. Idempotent.
   void lease_gone(std::uint32_t lease_number, const std::string& why);

@@ -60,6 +60,15 @@ std::uint64_t Producer::Impl::Hold::leave() {
   return undone;
 }
 
+void Producer::Impl::Hold::leave_unpins_to_the_next() {
+  held_ = false;
+  for (;;) {
+    LIMBO_FAIL_POINT("collect.before_unlock");
+    if (owner_.lock.unlock_or_again()) return;
+    owner_.run_pass(Look::kChanged);
+  }
+}
+
 std::uint64_t Producer::Impl::finish(ExportLink over, Block* let_go) {
   std::uint64_t undone = exports.finish_over(over, allocator);
   while (let_go != nullptr) {

@@ -34,6 +34,9 @@ struct Producer::Impl {
     Hold& operator=(const Hold&) = delete;
     // Returns how many pins were undone. Idempotent.
     std::uint64_t leave();
+    // For the reaper, which makes no device call: runs the passes and unlocks. Pins stay chained
+    // until the next holder leaves.
+    void leave_unpins_to_the_next();
 
    private:
     Impl& owner_;

@@ -27,7 +27,8 @@ Lease* Producer::Impl::find_lease(std::uint32_t lease_number) {
 }
 
 // A lease is in the list before its descriptors are handed out, so that no closing can miss a claim
-// made by means of them.
+// made by means of them. Undoing a pin can record events, and the reaper, who calls this, must not
+// wait for the device: pins that fall due are left to the next collect.
 LeaseGrant Producer::add_lease(const LeasePeer& peer) {
   Impl& impl = *impl_;
   const std::uint32_t number = impl.next_lease_number.fetch_add(1, std::memory_order_relaxed);
@@ -41,6 +42,7 @@ LeaseGrant Producer::add_lease(const LeasePeer& peer) {
   {
     Impl::Hold hold(impl);
     impl.leases.push_back(std::move(lease));
+    hold.leave_unpins_to_the_next();
   }
   LIMBO_FAIL_POINT("lease.after_listed");
   return grant;

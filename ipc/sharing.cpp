@@ -104,7 +104,11 @@ struct SharingService::Lending : LeaseKeeper {
     return next;
   }
 
-  LeaseGrant add_lease(const LeasePeer& peer) override { return producer.add_lease(peer); }
+  LeaseGrant add_lease(const LeasePeer& peer) override {
+    const LeaseGrant grant = producer.add_lease(peer);
+    engine.worker.post([this] { (void)producer.collect(); });  // the pins that this has left
+    return grant;
+  }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
     producer.lease_gone(lease, why);
   }

@@ -1,5 +1,6 @@
 // Leases: declines, death, quarantine and the sweep, broken rows, pieces, reports.
 #include <random>
+#include <thread>
 
 #include "allocator/options.h"
 #include "ipc/incarnation.h"
@@ -224,6 +225,29 @@ TEST_F(ProducerLeases, RowWithoutScansLeftHoldsClosingsBack) {
   producer_->check_invariants();
   EXPECT_TRUE(producer_->collect_thoroughly(0, seconds(1)));
   EXPECT_EQ(limbo_blocks(), 0);
+}
+
+// Leases are added by the reaper, which completes waits of the dead: it may not wait for the device
+// itself, and undoing a pin can.
+TEST_F(ProducerLeases, AddingALeaseLeavesUnpinsToTheNextHolder) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  consumer.release(ticket);
+  allocator_->free(data);
+  set_fail_points("collect.before_unlock=delay:200@1");
+  LeaseGrant grant;
+  std::thread reaper([&] { grant = producer_->add_lease({.incarnation = {7, 8}, .pid = 4712}); });
+  ASSERT_TRUE(eventually([&] { return fail_point_passed("collect.before_unlock") == 1; }));
+  EXPECT_FALSE(producer_->collect());  // asks the reaper, which runs the pass
+  reaper.join();
+  set_fail_points("");
+  EXPECT_EQ(word(ticket).state, ExportState::kFree);
+  EXPECT_EQ(limbo_blocks(), 1);
+  EXPECT_TRUE(producer_->collect_thoroughly(0, seconds(5)));  // nothing is out of sight
+  EXPECT_EQ(limbo_blocks(), 0);
+  producer_->lease_quiet(grant.lease_number);
 }
 
 // ---- pieces ---------------------------------------------------------------------------------
