@@ -34,7 +34,7 @@ class Lender {
   virtual void piece_returned(std::uint64_t piece_id) = 0;
 
   // Waits, at most `at_most`, until some flagged piece of `device` is no longer mapped by anybody.
-  // True when there is one that the allocator may now return.
+  // True when there is one that the allocator has not asked for since: it may ask now.
   virtual bool wait_for_unmapped_pieces(int device, std::chrono::milliseconds at_most) = 0;
 
   // For the out-of-memory text: who holds what of `device`; empty when nobody does. One sentence.

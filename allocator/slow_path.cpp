@@ -146,13 +146,17 @@ void* Allocator::Impl::return_and_grow(DeviceHeap& at, const Request& request) {
   static_cast<void>(return_pieces(at));
   if (void* data = grow(at, request)) return data;
   Lender* const asked = lender.load(std::memory_order_acquire);
-  if (asked == nullptr || inside_callback() || !keeps_pieces_for_readers(at)) {
-    return search(request);
-  }
-  if (asked->wait_for_unmapped_pieces(at.device, unmap_wait)) {
+  if (asked == nullptr || inside_callback()) return search(request);
+  // Readers close one piece after another, and the request may need several.
+  const auto deadline = std::chrono::steady_clock::now() + unmap_wait;
+  std::chrono::milliseconds left = unmap_wait;
+  do {
+    if (!keeps_pieces_for_readers(at) || !asked->wait_for_unmapped_pieces(at.device, left)) break;
     static_cast<void>(return_pieces(at));
     if (void* data = grow(at, request)) return data;
-  }
+    left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  } while (left.count() > 0);
   return search(request);
 }
 

@@ -53,6 +53,7 @@ std::uint32_t Pieces::insert(std::uint64_t piece_id, int device, const Uuid& dev
 }
 
 void Pieces::set_unmap_wanted(std::uint32_t index, bool wanted) noexcept {
+  if (!wanted) records_[index].refused = false;
   if (records_[index].unmap_wanted == wanted) return;
   records_[index].unmap_wanted = wanted;
   store_word(index);
@@ -64,6 +65,7 @@ void Pieces::retire(std::uint32_t index) {
   index_of_.erase(record.piece_id);
   record.in_use = false;
   record.unmap_wanted = false;
+  record.refused = false;
   ++record.generation;
   store_word(index);
 }

@@ -39,6 +39,7 @@ struct PieceRecord {
   Uuid device_uuid;
   bool in_use = false;
   bool unmap_wanted = false;
+  bool refused = false;  // the allocator was told no, and not yet that it may ask again
 };
 
 class Pieces {
@@ -50,6 +51,9 @@ class Pieces {
   std::uint32_t insert(std::uint64_t piece_id, int device, const Uuid& device_uuid,
                        std::uint64_t size_bytes, const MemoryHandle& handle);
   void set_unmap_wanted(std::uint32_t index, bool wanted) noexcept;
+  void set_refused(std::uint32_t index, bool refused) noexcept {
+    records_[index].refused = refused;
+  }
   // The row is free for another piece; the generation tells old mappings apart.
   void retire(std::uint32_t index);
 

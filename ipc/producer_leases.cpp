@@ -112,7 +112,9 @@ bool Producer::may_return_piece(std::uint64_t piece_id) {
   if (!index) return true;  // never lent
   impl_->pieces.set_unmap_wanted(*index, true);
   LIMBO_FAIL_POINT("piece.after_flag");
-  return !impl_->is_mapped(*index);
+  const bool mapped = impl_->is_mapped(*index);
+  impl_->pieces.set_refused(*index, mapped);
+  return !mapped;
 }
 
 void Producer::piece_returned(std::uint64_t piece_id) {
@@ -121,21 +123,27 @@ void Producer::piece_returned(std::uint64_t piece_id) {
   LIMBO_FAIL_POINT("piece.after_returned");
 }
 
+// Tells of each piece once, until the allocator asks for it again: what it wanted once may be in use
+// by now, and must not keep it from waiting for the others.
 bool Producer::wait_for_unmapped_pieces(int device, std::chrono::milliseconds at_most) {
   Impl& impl = *impl_;
   const auto deadline = ProducerClock::now() + at_most;
   for (;;) {
-    bool any_flagged = false;
+    bool any_unmapped = false;
+    bool any_mapped = false;
     {
       Impl::Hold hold(impl);
       for (std::uint32_t index = 0; index < impl.pieces.touched(); ++index) {
         const PieceRecord& piece = impl.pieces.record(index);
-        if (!piece.unmap_wanted || piece.device != device) continue;
-        if (!impl.is_mapped(index)) return true;
-        any_flagged = true;
+        if (!piece.refused || piece.device != device) continue;
+        const bool mapped = impl.is_mapped(index);
+        any_mapped |= mapped;
+        any_unmapped |= !mapped;
+        if (!mapped) impl.pieces.set_refused(index, false);
       }
     }
-    if (!any_flagged || ProducerClock::now() >= deadline) return false;
+    if (any_unmapped) return true;
+    if (!any_mapped || ProducerClock::now() >= deadline) return false;
     // Consumers clear their marks in shared memory and tell nobody.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -14,7 +14,27 @@ using protocol::ExportState;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class ProducerLeases : public ProducerTest {};
+class ProducerLeases : public ProducerTest {
+ protected:
+  // So many free pieces that `consumer` has mapped and holds nothing of.
+  std::vector<ExportTicket> lend_mapped(PlayedConsumer& consumer, int count, std::size_t size) {
+    std::vector<ExportTicket> tickets;
+    std::vector<std::byte*> blocks;
+    for (int index = 0; index < count; ++index) {
+      blocks.push_back(allocate(size));
+      piece_ids_.push_back(allocator_->find(blocks.back())->piece_id);
+      tickets.push_back(share(blocks.back()));
+      EXPECT_EQ(consumer.claim(tickets.back()), ClaimVerdict::kStands);
+      consumer.mark_mapped(tickets.back());
+    }
+    consumer.release_all();
+    for (std::byte* block : blocks) allocator_->free(block);
+    producer_->collect();
+    return tickets;
+  }
+
+  std::vector<std::uint64_t> piece_ids_;
+};
 
 TEST_F(ProducerLeases, RowsAndNumbersAreNeverUsedAgain) {
   PlayedConsumer first(*producer_);
@@ -316,6 +336,41 @@ TEST_F(ProducerLeases, PieceThatADeadConsumerMappedGoesBackAfterTheSweep) {
   producer_->lease_quiet(consumer.lease());
   allocator_->empty_cache();
   EXPECT_EQ(sim_->balance().allocated, 0U);
+}
+
+// An allocation that needs several pieces waits for all of them.
+TEST_F(ProducerLeases, AllocationWaitsForEveryPieceThatItNeeds) {
+  PlayedConsumer consumer(*producer_);
+  const std::vector<ExportTicket> tickets = lend_mapped(consumer, 3, 512 << 20);
+  std::thread unmapper([&] {
+    for (const ExportTicket& ticket : tickets) {
+      std::this_thread::sleep_for(milliseconds(50));
+      consumer.mark_mapped(ticket, false);
+    }
+  });
+  std::byte* data = nullptr;
+  EXPECT_NO_THROW(data = allocate(std::size_t{1600} << 20));
+  unmapper.join();
+  if (data != nullptr) allocator_->free(data);
+}
+
+// A piece that was wanted once, and is used again by its owner alone, is not what others wait for.
+TEST_F(ProducerLeases, AllocationWaitsForWhatIsMappedAndNotForWhatIsInUse) {
+  PlayedConsumer consumer(*producer_);
+  const std::vector<ExportTicket> tickets = lend_mapped(consumer, 2, 512 << 20);
+  allocator_->empty_cache();  // both are wanted now
+  std::byte* used = allocate(512 << 20);
+  const std::size_t first = allocator_->find(used)->piece_id == piece_ids_[0] ? 0 : 1;
+  consumer.mark_mapped(tickets[first], false);
+  std::thread unmapper([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    consumer.mark_mapped(tickets[1 - first], false);
+  });
+  std::byte* data = nullptr;
+  EXPECT_NO_THROW(data = allocate(std::size_t{1100} << 20));
+  unmapper.join();
+  if (data != nullptr) allocator_->free(data);
+  allocator_->free(used);
 }
 
 // Trace 11: a producer may exit only when its holders have mapped what they hold.
