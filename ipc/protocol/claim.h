@@ -2,25 +2,25 @@
 //
 // Claim word, in the consumer's row:
 //
-// | from           | to       | who                    | order   | a death here is harmless because
-// |
-// |----------------|----------|------------------------|---------|----------------------------------|
-// | FREE           | HELD     | consumer's host (hold) | relaxed | the sweep reads every slot, | |
-// |          |                        |         | whatever the dirty words say     | | HELD |
-// RELEASED | consumer (release.h)   | release | as above; the sweep takes        | | |          |
-// |         | RELEASED like HELD               | | RELEASED       | FREE     | producer (note.h) |
-// release | the row dies with its producer   | | HELD, RELEASED | FREE     | producer (sweep.h) |
-// release | as above                         |
+// | from           | to       | who                    | order   | why a death here is harmless   |
+// |----------------|----------|------------------------|---------|--------------------------------|
+// | FREE           | HELD     | consumer's host (hold) | relaxed | the sweep reads every slot,    |
+// |                |          |                        |         | whatever the dirty words say   |
+// | HELD           | RELEASED | consumer's host        | release | as above; the sweep takes      |
+// |                |          | (release_by_host), or  |         | RELEASED like HELD             |
+// |                |          | its GPU (release.h)    |         |                                |
+// | RELEASED       | FREE     | producer (note.h)      | release | the row dies with its producer |
+// | HELD, RELEASED | FREE     | producer (sweep.h)     | release | as above                       |
 //
 // Dirty words, in the consumer's row: one pair for every group of kGroupClaims claims, one pair for
 // the row.
 //
-// | word             | who                           | how |
-// |------------------|-------------------------------|---------------------------------------------|
-// | host's, of group | consumer's host, then         | fetch_add 1: seq_cst behind HELD, release |
-// | host's, of row   | this one                      | behind RELEASED | | GPU's, of group  |
-// consumer's GPU, then          | set to a number never used before, in one   | | GPU's, of row |
-// this one                      | batch behind RELEASED (release.h)           |
+// | word             | who                   | how                                       |
+// |------------------|-----------------------|-------------------------------------------|
+// | host's, of group | consumer's host, then | fetch_add 1: seq_cst behind HELD, release |
+// | host's, of row   | this one              | behind RELEASED                           |
+// | GPU's, of group  | consumer's GPU, then  | set to a number never used before, in one |
+// | GPU's, of row    | this one              | batch behind RELEASED (release.h)         |
 //
 // A death between a claim word and its dirty words hides the change only until the sweep.
 #pragma once

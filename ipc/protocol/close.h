@@ -2,14 +2,15 @@
 //
 // The word's table is in publish.h. The order of the three steps is the point:
 //
-// | step                    | order   | against |
-// |-------------------------|---------|-------------------------------------------------------------|
-// | 1. CLOSING in all       | seq_cst | claimers: {dirty, seq_cst} before {read export, seq_cst}. |
-// |                         |         | Either a claimer sees CLOSING, or step 3 sees it dirty. |
-// | 2. read the leases      | -       | a lease is put into the list, under the collect lock, | |
-// |         | before its descriptors are handed out: one that is not in   | | |         | the list
-// yet has not claimed yet, and will see CLOSING      | | 3. note every row       | seq_cst | see 1
-// | | 4. verdicts             | release | |
+// | step               | order   | why                                                       |
+// |--------------------|---------|-----------------------------------------------------------|
+// | 1. CLOSING in all  | seq_cst | claimers: {dirty, seq_cst} before {read export, seq_cst}. |
+// |                    |         | Either a claimer sees CLOSING, or step 3 sees it dirty.   |
+// | 2. read the leases | -       | A lease is put into the list, under the collect lock,     |
+// |                    |         | before its descriptors are handed out: one that is not in |
+// |                    |         | the list has not claimed yet, and will see CLOSING.       |
+// | 3. note every row  | seq_cst | see 1                                                     |
+// | 4. verdicts        | release | who reads OPEN or FREE sees what was decided before it    |
 //
 // A producer that dies, or is stopped, between 1 and 4 leaves CLOSING behind: claimers read again
 // for at most 1 ms and then give up; whoever was promised the block never meets CLOSING.

@@ -1,9 +1,9 @@
 // Noting: the producer compares a row's claims with its mirrors.
 //
-// | word  | from     | to   | who                | order   | a death here is harmless because |
-// |-------|----------|------|--------------------|---------|----------------------------------------|
-// | claim | RELEASED | FREE | producer, under    | release | mirrors and counts are private: they |
-// |       |          |      | the collect lock   |         | die with the producer |
+// | word  | from     | to   | who                 | order   | why a death here is harmless    |
+// |-------|----------|------|---------------------|---------|---------------------------------|
+// | claim | RELEASED | FREE | producer, under the | release | mirrors and counts are private: |
+// |       |          |      | collect lock        |         | they die with the producer      |
 //
 // What the producer keeps privately, per slot: a mirror, which is the HELD word that it noted there
 // (0: none). A slot with a mirror reacts only to RELEASED of the mirrored export and generation, or
