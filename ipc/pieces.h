@@ -1,19 +1,19 @@
 // The pieces that this process has lent: their rows in the ledger.
 //
-// | word of a piece  | from            | to                     | when |
-// |------------------|-----------------|------------------------|------------------------------------|
-// | generation,      | free            | in use                 | a block of it is shared first |
-// | flags            | in use          | in use, unmap wanted   | the allocator wants it back | |
-// | unmap wanted    | in use                 | a block of it is shared again      | | | in use |
-// generation + 1, free   | it went back to the driver         |
+// | word of a piece   | from         | to                   | when                          |
+// |-------------------|--------------|----------------------|-------------------------------|
+// | generation, flags | free         | in use               | a block of it is shared first |
+// |                   | in use       | in use, unmap wanted | the allocator wants it back   |
+// |                   | unmap wanted | in use               | a block of it is shared again |
+// |                   | in use       | generation + 1, free | it went back to the driver    |
 //
 // Only the producer writes it, under the collect lock, by release; fields before the word. It dies
 // with its producer. Consumers look for the flag when they have idle mappings.
 //
-// | word of a mark (row)   | from  | to             | who      | order |
-// |------------------------|-------|----------------|----------|-----------------------------------|
-// | generation, mapped bit | 0     | MAPPED         | consumer | release, before it opens | | |
-// MAPPED| 0              | consumer | release, after it has closed      |
+// | word of a mark (row)   | from       | to         | who      | order                        |
+// |------------------------|------------|------------|----------|------------------------------|
+// | generation, mapped bit | not mapped | MAPPED     | consumer | release, before it opens     |
+// |                        | MAPPED     | not mapped | consumer | release, after it has closed |
 //
 // A consumer marks only while it holds a claim on the piece, so while a pin keeps the piece; hence
 // after the last pin no new mark can come. A death leaves the mark to the sweep.

@@ -3,16 +3,16 @@
 // Export word, in the ledger. Only the producer writes it: OPEN from the sharing thread, all else
 // under the collect lock.
 //
-// | from           | to                   | when                  | order   | a death here is | |
-// |                      |                       |         | harmless because       |
-// |----------------|----------------------|-----------------------|---------|------------------------|
-// | FREE           | OPEN                 | share (open_export)   | release | no descriptor has
-// left | | OPEN           | DRAINING             | withdraw, time limit  | release | the ledger
-// dies with   | |                |                      | (drain_export)        |         | its
-// producer           | | OPEN, DRAINING | CLOSING              | close.h               | seq_cst |
-// claimers give up after | |                |                      |                       | | 1 ms
-// | | CLOSING        | OPEN or DRAINING     | close.h, holder found | release | as above | |
-// CLOSING        | FREE, generation + 1 | close.h, none found   | release | as above |
+// | from           | to                   | when                  | order   | a death here      |
+// |----------------|----------------------|-----------------------|---------|-------------------|
+// | FREE           | OPEN                 | share (open_export)   | release | no descriptor has |
+// |                |                      |                       |         | left yet          |
+// | OPEN           | DRAINING             | withdraw, time limit  | release | the ledger dies   |
+// |                |                      | (drain_export)        |         | with its producer |
+// | OPEN, DRAINING | CLOSING              | close.h               | seq_cst | claimers give up  |
+// |                |                      |                       |         | after 1 ms        |
+// | CLOSING        | OPEN or DRAINING     | close.h, holder found | release | as above          |
+// | CLOSING        | FREE, generation + 1 | close.h, none found   | release | as above          |
 //
 // The fields beside the word are written before OPEN (relaxed; OPEN publishes them) and read only
 // behind a claim that stands.

@@ -1,10 +1,10 @@
 // Releases that a stream writes: HELD -> RELEASED behind the work that used the block.
 //
-// | word           | who            | to                          | order |
-// |----------------|----------------|-----------------------------|---------------------------------|
-// | claim          | consumer's GPU | RELEASED                    | first in the batch | | GPU's of
-// group | consumer's GPU | a number never used before  | behind every RELEASED of it     | | GPU's
-// of row   | consumer's GPU | a number never used before  | last in the batch               |
+// | word           | who            | to                         | order                       |
+// |----------------|----------------|----------------------------|-----------------------------|
+// | claim          | consumer's GPU | RELEASED                   | first in the batch          |
+// | GPU's of group | consumer's GPU | a number never used before | behind every RELEASED of it |
+// | GPU's of row   | consumer's GPU | a number never used before | last in the batch           |
 //
 // Default flags (never without memory barrier): the writes of a batch land in order. Streams race
 // with each other, so a dirty word may go from a higher number to a lower one; since no number is

@@ -1,11 +1,9 @@
 // The sweep: a row whose consumer has ended and whose GPU work has ended, so that nobody writes it.
 //
-// | word  | from           | to   | who                | order   | a death here is harmless because
-// |
-// |-------|----------------|------|--------------------|---------|----------------------------------|
-// | claim | HELD, RELEASED | FREE | producer, under    | release | the row, and all that is private
-// | |       |                |      | the collect lock   |         | about it, dies with the
-// producer |
+// | word  | from     | to   | who              | order   | why a death here is harmless     |
+// |-------|----------|------|------------------|---------|----------------------------------|
+// | claim | HELD,    | FREE | producer, under  | release | the row, and all that is private |
+// |       | RELEASED |      | the collect lock |         | about it, dies with the producer |
 //
 // Once per row, ignoring the dirty words: the consumer may have died between a claim and its dirty
 // words. A swept claim is a claim: the first of the row on an export takes one off in flight.
