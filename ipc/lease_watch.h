@@ -1,11 +1,12 @@
 // How the death of another process is told, on the producer's side for its consumers and on the
 // consumer's side for its producers.
 //
-// | word  | meaning                                | how it is known |
-// |-------|----------------------------------------|-----------------------------------------------|
+// | word  | meaning                                | how it is known                             |
+// |-------|----------------------------------------|---------------------------------------------|
 // | gone  | the process has ended, or has replaced | its pidfd is readable; or its life line and |
-// |       | itself by exec                         | its connection are closed | | quiet | none of
-// its GPU work runs any more     | gone, and its life line is closed by everybody|
+// |       | itself by exec                         | its connection are closed                   |
+// | quiet | none of its GPU work runs any more     | gone, and its life line is closed by        |
+// |       |                                        | everybody                                   |
 //
 // Where the life line proves less (late, MPS, exec), quiet needs a grace time on top; where a child
 // of a late process held the driver's files already, it is never known. A closed connection alone

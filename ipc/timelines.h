@@ -1,13 +1,12 @@
 // The timelines of this process's streams: 64-bit words in shared memory that streams set to ever
 // higher numbers, so that streams of other processes can wait for "at least n".
 //
-// | word     | from | to   | who                              | order       | a death here |
-// |----------|------|------|----------------------------------|-------------|--------------------------|
-// | timeline | n    | n+1  | the stream that it belongs to    | in stream   | waiters complete it
-// once | |          |      |      |                                  | order       | the owner is
-// gone        | | timeline | any  | 2^62 | owner whose context is lost; all | plain store | stored
-// again and again   | |          |      |      | who wait, when the owner is gone |             |
-// until the owner is quiet |
+// | word     | from | to   | who                           | order       | a death here           |
+// |----------|------|------|-------------------------------|-------------|------------------------|
+// | timeline | n    | n+1  | the stream that it belongs to | in stream   | waiters complete it    |
+// |          |      |      |                               | order       | once the owner is gone |
+// | timeline | any  | 2^62 | owner whose context is lost;  | plain store | stored again and again |
+// |          |      |      | all who wait, when it is gone |             | until it is quiet      |
 //
 // Thread-safe. One lock per timeline covers {take the next number, enqueue its write}, so that on
 // one word numbers land in order; it is a leaf, and the one place where a device call is made under

@@ -16,8 +16,9 @@
 //   has_mirrors(g)                                       some slot of the group has a mirror
 // `Exports` has
 //   capacity(), word(index)
-//   claimed(index, row)                the first claim of a row on an export takes one off in
-//   flight held_more(index, row, slot), held_less(index, row, slot)
+//   claimed(index, row)                        the first claim of a row on an export takes one off
+//                                              in flight
+//   held_more(index, row, slot), held_less(index, row, slot)
 #pragma once
 
 #include <cstdint>

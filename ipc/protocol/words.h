@@ -1,6 +1,5 @@
 // The shared words of the sharing protocol: what bits they have and what they mean.
-// Who may change them from what to what stands beside the functions that do (claim.h, close.h,
-// ...).
+// Who may change them from what to what stands beside the functions that do (claim.h, close.h, ...).
 #pragma once
 
 #include <cstdint>
