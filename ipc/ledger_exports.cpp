@@ -15,8 +15,6 @@ using protocol::EndReason;
 using protocol::ExportState;
 using protocol::ExportWord;
 
-protocol::StdMemory g_memory;
-
 }  // namespace
 
 Exports::Exports(LedgerView ledger)
@@ -117,7 +115,7 @@ std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint6
 }
 
 void Exports::open(std::uint32_t index, const protocol::ExportFields& fields) noexcept {
-  protocol::open_export(g_memory, ExportView(&ledger_.export_row(index)),
+  protocol::open_export(protocol::g_memory, ExportView(&ledger_.export_row(index)),
                         records_[index].generation, fields);
 }
 
@@ -161,7 +159,7 @@ void Exports::clear_in_flight(std::uint32_t index) noexcept {
 }
 
 bool Exports::drain(std::uint32_t index, std::uint64_t generation, EndReason reason) noexcept {
-  if (!protocol::drain_export(g_memory, word(index), generation, reason)) return false;
+  if (!protocol::drain_export(protocol::g_memory, word(index), generation, reason)) return false;
   LIMBO_FAIL_POINT("drain.after_draining");
   clear_in_flight(index);
   ++(reason == EndReason::kExpired ? counts_.expired : counts_.withdrawn);

@@ -11,7 +11,7 @@
 namespace limbo {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAgain{5};
+constexpr std::chrono::milliseconds kLookAgainAtOwn{5};
 
 class OwnBlock : public ReceivedBlock {
  public:
@@ -156,7 +156,7 @@ std::optional<OwnOpens::Clock::time_point> OwnOpens::run(Clock::time_point now) 
   const std::lock_guard lock(mutex_);
   waiting_.insert(waiting_.end(), left.begin(), left.end());
   if (waiting_.empty()) return std::nullopt;
-  return now + kLookAgain;
+  return now + kLookAgainAtOwn;
 }
 
 std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,

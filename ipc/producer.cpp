@@ -21,7 +21,7 @@ using protocol::ExportField;
 constexpr std::chrono::milliseconds kLongestTimeLimit = std::chrono::hours(24 * 365 * 10);
 
 // How long a sender waits for exports that are over to be unpinned, when the table is full.
-constexpr std::chrono::milliseconds kPatienceForASlot{100};
+constexpr std::chrono::milliseconds kPatienceForAnExportSlot{100};
 
 std::uint64_t where(const TimelinePoint& point) {
   return (std::uint64_t{point.owner} << 32) | point.index;
@@ -198,7 +198,7 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
       device_uuid = device.uuid(block.stream.device);
     } else {
       looked = true;
-      look_thoroughly(kPatienceForASlot);
+      look_thoroughly(kPatienceForAnExportSlot);
     }
   }
 }

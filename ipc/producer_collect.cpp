@@ -16,8 +16,6 @@ using protocol::Look;
 // How many exports are closed at a time: one pass over the leases' dirty words for each batch.
 constexpr std::size_t kBatchExports = 256;
 
-protocol::StdMemory g_memory;
-
 }  // namespace
 
 // ---- holding the lock -----------------------------------------------------------------------
@@ -97,7 +95,7 @@ void Producer::Impl::absorb_let_go() {
 void Producer::Impl::run_pass(Look look) {
   absorb_let_go();
   for (const auto& lease : leases) {
-    protocol::note_row(g_memory, *lease, exports, std::memory_order_acquire, look);
+    protocol::note_row(protocol::g_memory, *lease, exports, std::memory_order_acquire, look);
   }
   LIMBO_FAIL_POINT("collect.after_note");
   // What goes back to the candidates within this pass waits for the next one.
@@ -107,7 +105,7 @@ void Producer::Impl::run_pass(Look look) {
     const std::size_t count = exports.collect_batch(batch.data(), batch.size(), candidates_left);
     if (count == 0) return;
     protocol::close_batch(
-        g_memory, exports,
+        protocol::g_memory, exports,
         std::span(batch.data(), count), [this]() -> const auto& { return leases; });
   }
 }

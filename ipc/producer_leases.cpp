@@ -13,8 +13,6 @@ namespace {
 
 using protocol::Look;
 
-protocol::StdMemory g_memory;
-
 }  // namespace
 
 // ---- leases ---------------------------------------------------------------------------------
@@ -66,7 +64,7 @@ void Producer::lease_quiet(std::uint32_t lease_number) {
     });
     if (found == impl.leases.end()) return;
     LIMBO_FAIL_POINT("lease.before_sweep");
-    impl.claims_swept += protocol::sweep_row(g_memory, **found, impl.exports);
+    impl.claims_swept += protocol::sweep_row(protocol::g_memory, **found, impl.exports);
     ++impl.leases_swept;
     swept = std::move(*found);
     impl.leases.erase(found);
@@ -81,7 +79,8 @@ void Producer::decline(std::uint32_t lease_number, std::uint32_t export_index,
   Impl::Hold hold(impl);
   const Lease* lease = impl.find_lease(lease_number);
   const protocol::ClaimWord word{generation, export_index, protocol::ClaimState::kHeld};
-  if (lease == nullptr || !protocol::names_an_export(g_memory, impl.exports, word)) return;
+  if (lease == nullptr || !protocol::names_an_export(protocol::g_memory, impl.exports, word))
+    return;
   impl.exports.claimed(export_index, *lease);
   impl.run_pass(Look::kChanged);
 }

@@ -16,7 +16,7 @@ namespace {
 // How long a claim looks at an export that its producer is deciding about: a producer may have been
 // stopped just there.
 constexpr std::chrono::milliseconds kClosingPatience{1};
-constexpr std::chrono::milliseconds kPatienceForASlot{200};
+constexpr std::chrono::milliseconds kPatienceForAClaimSlot{200};
 
 // What the ledger says about an export, read once, after the claim stands.
 struct ExportFacts {
@@ -280,7 +280,7 @@ Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
 // The producer frees slots when it notes the row, which it does now and then, and when the bell
 // rings. So where releases are on their way, a full row is waited for, a fraction of a second.
 std::optional<std::uint32_t> Receiver::take_slot(ProducerLink& link) const {
-  const auto until = std::chrono::steady_clock::now() + kPatienceForASlot;
+  const auto until = std::chrono::steady_clock::now() + kPatienceForAClaimSlot;
   while (true) {
     if (link.row().half_full()) releases_.poll();
     const auto slot = link.row().take();

@@ -9,10 +9,11 @@
 namespace limbo {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAgain{100};
+constexpr std::chrono::milliseconds kLookAgainAtPieces{100};
 
-const Option kPieces({"import_cache_pieces", "", 0, 1 << 22, 16'384,
-                      "pieces of other processes that stay mapped while no block of them is held"});
+const Option kCachedPieces(
+    {"import_cache_pieces", "", 0, 1 << 22, 16'384,
+     "pieces of other processes that stay mapped while no block of them is held"});
 const Option kBytes({"import_cache_bytes", "bytes", 0, std::int64_t{1} << 62, std::int64_t{1} << 40,
                      "their size altogether; closing one can make launches wait"});
 
@@ -45,7 +46,7 @@ std::optional<Unmapper::Clock::time_point> Unmapper::run(Clock::time_point) {
   });
   std::uint64_t pieces = 0;
   std::uint64_t bytes = 0;
-  const auto most_pieces = static_cast<std::uint64_t>(kPieces.value());
+  const auto most_pieces = static_cast<std::uint64_t>(kCachedPieces.value());
   const auto most_bytes = static_cast<std::uint64_t>(kBytes.value());
   for (const Candidate& candidate : kept) {
     if (pieces + 1 > most_pieces || bytes + candidate.idle.size_bytes > most_bytes) {
@@ -56,7 +57,7 @@ std::optional<Unmapper::Clock::time_point> Unmapper::run(Clock::time_point) {
     bytes += candidate.idle.size_bytes;
   }
   if (pieces == 0 && !dead_links) return std::nullopt;
-  return Clock::now() + kLookAgain;
+  return Clock::now() + kLookAgainAtPieces;
 }
 
 void Unmapper::close(const Candidate& candidate) {

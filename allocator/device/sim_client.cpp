@@ -11,7 +11,7 @@ namespace limbo::sim {
 
 namespace {
 
-[[noreturn]] void fail(std::string_view call, const std::string& words) {
+[[noreturn]] void fail_client_call(std::string_view call, const std::string& words) {
   throw Error(ErrorCode::kDeviceError, std::string(call) + ": " + words + ".");
 }
 
@@ -83,8 +83,8 @@ Client::Parts& Client::parts() {
 Client::Parts& Client::enter(std::string_view call, int device) {
   Parts& made = parts();
   if (device < 0 || static_cast<std::size_t>(device) >= made.visible.size()) {
-    fail(call, "invalid device ordinal (" + std::to_string(device) + " of " +
-                   std::to_string(made.visible.size()) + ")");
+    fail_client_call(call, "invalid device ordinal (" + std::to_string(device) + " of " +
+                               std::to_string(made.visible.size()) + ")");
   }
   check_lost(call, device);
   return made;
@@ -101,7 +101,7 @@ void Client::check_lost(std::string_view call, int device) {
   const auto index = static_cast<std::size_t>(device);
   if (!lost_[index].load(std::memory_order_acquire)) return;
   const std::lock_guard lock(lost_mutex_);
-  fail(call, lost_words_[index]);
+  fail_client_call(call, lost_words_[index]);
 }
 
 void Client::inject_sticky_error(int device, const std::string& words) {
@@ -124,9 +124,9 @@ std::uint64_t Client::expect_mapped(const char* call, int for_device, StreamRef 
 
 void Client::refuse_access(const char* call, StreamRef stream, std::size_t size_bytes) {
   inject_sticky_error(stream.device, "an illegal memory access was encountered");
-  fail(call, "an illegal memory access was encountered (not all of " + std::to_string(size_bytes) +
-                 " bytes are mapped for device " + std::to_string(stream.device) +
-                 " in this process)");
+  fail_client_call(call, "an illegal memory access was encountered (not all of " +
+                             std::to_string(size_bytes) + " bytes are mapped for device " +
+                             std::to_string(stream.device) + " in this process)");
 }
 
 int Client::device_count() {
@@ -135,7 +135,7 @@ int Client::device_count() {
 
 Uuid Client::uuid(int device) {
   Parts& made = parts();
-  if (device < 0 || device >= device_count()) fail("uuid", "invalid device ordinal");
+  if (device < 0 || device >= device_count()) fail_client_call("uuid", "invalid device ordinal");
   return made.link.machine().uuid(made.visible[static_cast<std::size_t>(device)]);
 }
 
@@ -152,7 +152,7 @@ bool Client::has_stream_memory_operations(int device) {
 void* Client::try_allocate(int device, std::size_t size_bytes) {
   bool full = false;
   Parts& made = enter(CallKind::kAllocate, device, &full);
-  if (size_bytes == 0) fail("try_allocate", "invalid argument (0 bytes)");
+  if (size_bytes == 0) fail_client_call("try_allocate", "invalid argument (0 bytes)");
   if (full) return nullptr;
   return made.memory.allocate(device, made.visible[static_cast<std::size_t>(device)], size_bytes);
 }

@@ -30,7 +30,7 @@ using std::chrono::microseconds;
 using std::chrono::nanoseconds;
 
 // Looking for the client's end costs a system call: while busy, this often.
-constexpr microseconds kLookInterval{200};
+constexpr microseconds kCompanionLookInterval{200};
 // After the last progress, how long to look again without sleeping.
 constexpr microseconds kSpin{50};
 
@@ -141,7 +141,7 @@ void Companion::serve() {
     const bool moved = worker_->step_all();
     const auto now = Clock::now();
     if (moved) last_progress = now;
-    if (moved && now - last_look < kLookInterval) continue;
+    if (moved && now - last_look < kCompanionLookInterval) continue;
     last_look = now;
     if (!sleep(moved ? nanoseconds{0} : sleep_time(now - last_progress))) return;
   }

@@ -27,7 +27,7 @@ constexpr int kFirstDescriptor = 200;
 constexpr std::chrono::seconds kGreeting{30};
 constexpr std::chrono::seconds kEnding{2};
 
-[[noreturn]] void fail(const char* what) {
+[[noreturn]] void fail_link(const char* what) {
   throw Error(ErrorCode::kDeviceError,
               std::string("simulated device: ") + what + " failed: " + std::strerror(errno) + ".");
 }
@@ -65,14 +65,14 @@ Link::Link(const MachineChoice& choice) {
 void Link::make_shared_memory() {
   queues_ = numbered_high(Descriptor(::memfd_create("limbo-sim-queues", MFD_CLOEXEC)));
   if (queues_.get() < 0 || ::ftruncate(queues_.get(), static_cast<off_t>(kControlBytes)) != 0) {
-    fail("making the stream queues");
+    fail_link("making the stream queues");
   }
   doorbell_ = numbered_high(Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
-  if (doorbell_.get() < 0) fail("making the doorbell");
+  if (doorbell_.get() < 0) fail_link("making the doorbell");
   shared_.size_bytes = kControlBytes;
   shared_.data = ::mmap(nullptr, kControlBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                         queues_.get(), 0);
-  if (shared_.data == MAP_FAILED) fail("mapping the stream queues");
+  if (shared_.data == MAP_FAILED) fail_link("mapping the stream queues");
   ::madvise(shared_.data, kControlBytes, MADV_DONTFORK);
   control_ = static_cast<Control*>(shared_.data);
   fork_page_.size_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -80,7 +80,7 @@ void Link::make_shared_memory() {
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (fork_page_.data == MAP_FAILED ||
       ::madvise(fork_page_.data, fork_page_.size_bytes, MADV_WIPEONFORK) != 0) {
-    fail("mapping a page");
+    fail_link("mapping a page");
   }
   *static_cast<unsigned char*>(fork_page_.data) = 1;
 }
@@ -88,7 +88,7 @@ void Link::make_shared_memory() {
 void Link::start(const MachineChoice& choice) {
   std::array<int, 2> ends{-1, -1};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    fail("making a socket");
+    fail_link("making a socket");
   }
   const Descriptor companions(ends[1]);
   socket_ = numbered_high(Descriptor(ends[0]));

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t kMachineMagic = 0x314d'4948'434d'4953ULL;  // "SIMCHIM1"
 
-[[noreturn]] void fail(const std::string& what, const std::string& path) {
+[[noreturn]] void fail_to_join(const std::string& what, const std::string& path) {
   throw Error(ErrorCode::kDeviceError,
               what + " the simulated machine " + path + " failed: " + std::strerror(errno) + ".");
 }
@@ -40,7 +40,7 @@ struct flock byte_lock(short type, off_t byte) {
 void take_byte(int fd, off_t byte, const std::string& path) {
   struct flock lock = byte_lock(F_WRLCK, byte);
   while (::fcntl(fd, F_SETLKW, &lock) != 0) {
-    if (errno != EINTR) fail("Locking", path);
+    if (errno != EINTR) fail_to_join("Locking", path);
   }
 }
 
@@ -53,7 +53,7 @@ void give_byte(int fd, off_t byte) {
 int open_at_the_door(const std::string& path) {
   while (true) {
     const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) fail("Opening", path);
+    if (fd < 0) fail_to_join("Opening", path);
     take_byte(fd, 0, path);
     struct stat here {};
     struct stat named {};
@@ -108,7 +108,7 @@ std::unique_ptr<Machine> Machine::join(const std::string& path, const MachineSha
     const std::uint64_t range = shape.memory_bytes * kRangePerCapacity;
     if (::ftruncate(fd, 0) != 0 ||
         ::ftruncate(fd, static_cast<off_t>(table_bytes() + shape.devices * range)) != 0) {
-      fail("Making", path);
+      fail_to_join("Making", path);
     }
   }
   machine->map_tables();

@@ -38,7 +38,7 @@ const Option kMemory({.name = "sim_memory_mb",
                       .default_value = 2048,
                       .meaning = "memory of each simulated GPU; read when the machine is made"});
 
-[[noreturn]] void fail(const std::string& what, int error) {
+[[noreturn]] void fail_to_spawn(const std::string& what, int error) {
   throw Error(ErrorCode::kDeviceError, what + " failed: " + std::strerror(error) + ".");
 }
 
@@ -56,7 +56,7 @@ std::string runtime_directory() {
 // Others could put a file of their own in the machine's place.
 void make_private(const std::string& directory) {
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    fail("Making the directory " + directory + " for the simulated machine", errno);
+    fail_to_spawn("Making the directory " + directory + " for the simulated machine", errno);
   }
   struct stat found {};
   if (::lstat(directory.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) ||
@@ -143,7 +143,7 @@ void spawn_companion(int socket, const MachineChoice& choice) {
                                   const_cast<char* const*>(arguments.data()), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) fail("Starting " + program, error);
+  if (error != 0) fail_to_spawn("Starting " + program, error);
   // It forks and ends at once. Someone else may have waited for it already (ECHILD): as well.
   while (::waitpid(intermediate, nullptr, 0) < 0 && errno == EINTR) {
   }

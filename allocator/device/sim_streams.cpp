@@ -19,7 +19,7 @@ constexpr std::uintptr_t kPerThreadHandle = 2;
 // How long a waiter sleeps before it looks whether the companion still lives.
 constexpr std::chrono::milliseconds kLookInterval{50};
 
-[[noreturn]] void fail(const char* call, const std::string& words) {
+[[noreturn]] void fail_stream_call(const char* call, const std::string& words) {
   throw Error(ErrorCode::kDeviceError, std::string(call) + ": " + words + ".");
 }
 
@@ -48,8 +48,8 @@ std::uint32_t Streams::find(const char* call, StreamRef stream) const {
   if (value < kFirstHandle || (value - kFirstHandle) % kHandleStep != 0 || slot < kMaxDevices ||
       slot >= kMaxStreams || slots_[slot].id.load() == 0 ||
       slots_[slot].device.load() != stream.device) {
-    fail(call, "invalid resource handle (no such stream of device " +
-                   std::to_string(stream.device) + ")");
+    fail_stream_call(call, "invalid resource handle (no such stream of device " +
+                               std::to_string(stream.device) + ")");
   }
   return static_cast<std::uint32_t>(slot);
 }
@@ -69,7 +69,8 @@ StreamHandle Streams::create(int device) {
     slot = *usable;
     free_slots_.erase(std::next(usable).base());
   } else if (used_slots_ == kMaxStreams) {
-    fail("create_stream", "out of memory (" + std::to_string(kMaxStreams) + " streams exist)");
+    fail_stream_call("create_stream",
+                     "out of memory (" + std::to_string(kMaxStreams) + " streams exist)");
   } else {
     ++used_slots_;
   }
@@ -82,9 +83,10 @@ StreamHandle Streams::create(int device) {
 
 void Streams::destroy(StreamRef stream) {
   const std::uint32_t slot = find("destroy_stream", stream);
-  if (slot < kMaxDevices) fail("destroy_stream", "invalid resource handle (default stream)");
+  if (slot < kMaxDevices)
+    fail_stream_call("destroy_stream", "invalid resource handle (default stream)");
   if (captures_.of(slot) != nullptr) {
-    fail("destroy_stream", "operation not permitted when stream is capturing");
+    fail_stream_call("destroy_stream", "operation not permitted when stream is capturing");
   }
   const std::lock_guard lock(streams_mutex_);
   slots_[slot].id = 0;
@@ -110,7 +112,7 @@ void Streams::wait_signal(std::uint32_t slot, const std::function<bool()>& over)
     if (over()) break;
     if (link_.lost()) {
       waited.waiters.fetch_sub(1);
-      fail("wait", "device lost (the companion process has ended)");
+      fail_stream_call("wait", "device lost (the companion process has ended)");
     }
     futex_wait(waited.signal, signal, kLookInterval);
   }
@@ -152,7 +154,7 @@ void Streams::run_in_order(const char* call, StreamRef stream, const std::functi
   const std::uint32_t slot = find(call, stream);
   if (captures_.of(slot) != nullptr) {
     captures_.invalidate(slot);
-    fail(call, "operation not permitted when stream is capturing");
+    fail_stream_call(call, "operation not permitted when stream is capturing");
   }
   const Point point = hold(stream);
   StreamQueue& held = queue(slot);
@@ -165,7 +167,7 @@ Point Streams::hold(StreamRef stream) {
   Op op;
   op.kind = OpKind::kHold;
   const auto point = enqueue("hold_stream", stream, op);
-  if (!point) fail("hold_stream", "operation not permitted when stream is capturing");
+  if (!point) fail_stream_call("hold_stream", "operation not permitted when stream is capturing");
   return *point;
 }
 
@@ -182,7 +184,7 @@ void Streams::synchronize(StreamRef stream) {
   const std::uint32_t slot = find("synchronize_stream", stream);
   if (captures_.of(slot) != nullptr) {
     captures_.invalidate(slot);
-    fail("synchronize_stream", "operation not permitted when stream is capturing");
+    fail_stream_call("synchronize_stream", "operation not permitted when stream is capturing");
   }
   wait_for({slot, queue(slot).tail.load()});
 }
@@ -220,16 +222,19 @@ void Streams::with_idle_device(int device, const std::function<void()>& work) {
 void Streams::begin_capture(StreamRef stream, SimCaptureMode mode) {
   const std::uint32_t slot = find("begin_capture", stream);
   if (slot < kMaxDevices) {
-    fail("begin_capture", "operation not permitted (the default stream cannot be captured)");
+    fail_stream_call("begin_capture",
+                     "operation not permitted (the default stream cannot be captured)");
   }
-  if (!captures_.begin(slot, mode)) fail("begin_capture", "illegal state (capturing already)");
+  if (!captures_.begin(slot, mode))
+    fail_stream_call("begin_capture", "illegal state (capturing already)");
 }
 
 std::shared_ptr<const Graph> Streams::end_capture(StreamRef stream) {
   const std::shared_ptr<Capture> capture = captures_.end(find("end_capture", stream));
-  if (capture == nullptr) fail("end_capture", "illegal state (no capture began on this stream)");
+  if (capture == nullptr)
+    fail_stream_call("end_capture", "illegal state (no capture began on this stream)");
   if (!capture->valid) {
-    fail("end_capture", "operation failed due to a previous error during capture");
+    fail_stream_call("end_capture", "operation failed due to a previous error during capture");
   }
   return capture->graph;
 }

@@ -38,4 +38,7 @@ struct StdMemory {
   }
 };
 
+// What the product passes; it has no state.
+inline StdMemory g_memory;
+
 }  // namespace limbo::protocol

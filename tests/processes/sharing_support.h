@@ -12,10 +12,9 @@
 #include "tests/processes/peer.h"
 #include "tests/support/eventually.h"
 #include "tests/support/sandbox.h"
+#include "tests/support/sizes.h"
 
 namespace limbo::testing {
-
-inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 // The code of the error that a peer answers with; "none" when it answers well.
 template <typename Function>

@@ -20,11 +20,10 @@
 #include "tests/support/balance.h"
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
+#include "tests/support/sizes.h"
 #include "tests/support/test_kernels.h"
 
 namespace limbo::testing {
-
-inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 // The device of that name ("simulated", "cuda"), made once per process. Throws what making it does.
 [[nodiscard]] Device& device_named(const std::string& name);

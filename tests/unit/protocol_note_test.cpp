@@ -14,7 +14,7 @@ using testing::PlainExports;
 using testing::PlainRow;
 using testing::RecordingMemory;
 
-constexpr auto kNever = [] { return false; };
+constexpr auto kNoPatience = [] { return false; };
 
 class ProtocolNote : public ::testing::Test {
  protected:
@@ -240,11 +240,11 @@ TEST_F(ProtocolNote, ClaimAtAnyAccessOfAClosing) {
     fresh.before_access = [&](std::size_t number, const std::string&) {
       if (done || number != when) return;
       done = true;
-      verdict = claim(fresh, fresh_row, 5, "e1", {1, 7}, kNever);
+      verdict = claim(fresh, fresh_row, 5, "e1", {1, 7}, kNoPatience);
     };
     close_batch(fresh, fresh_exports, std::vector<std::uint32_t>{1},
                 [&] { return std::vector<PlainRow*>{&fresh_row}; });
-    if (!done) verdict = claim(fresh, fresh_row, 5, "e1", {1, 7}, kNever);
+    if (!done) verdict = claim(fresh, fresh_row, 5, "e1", {1, 7}, kNoPatience);
     const bool over = fresh_exports.records[1].closed == 1;
     if (verdict == ClaimVerdict::kStands) {
       ++stood;

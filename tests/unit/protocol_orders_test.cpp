@@ -203,16 +203,16 @@ struct ModelExports {
   int closed = 0;
 };
 
-constexpr ClaimTarget kTarget{0, 7};
+constexpr ClaimTarget kModelTarget{0, 7};
 constexpr int kStood = 1;
 constexpr int kRefused = 2;
 
 // A message that was opened before and whose owner has let go, opened once more.
 int claimer(ModelMemory& memory, bool releases) {
   const ModelRow row;
-  const auto verdict = claim(memory, row, 0, kExport, kTarget, [] { return false; });
+  const auto verdict = claim(memory, row, 0, kExport, kModelTarget, [] { return false; });
   if (verdict != ClaimVerdict::kStands) return kRefused;
-  if (releases) release_by_host(memory, row, 0, kTarget);
+  if (releases) release_by_host(memory, row, 0, kModelTarget);
   return kStood;
 }
 

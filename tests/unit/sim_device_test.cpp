@@ -122,7 +122,7 @@ TEST_F(SimDeviceTest, StreamsRunSideBySide) {
 }
 
 TEST_F(SimDeviceTest, WritesWordsInOrder) {
-  const SharedWords words(65536);
+  const PlainWords words(65536);
   sim_->register_host_memory(words.host_memory());
   std::vector<WordWrite> batch;
   for (std::size_t i = 0; i < Device::kMaxBatchOperations; ++i) {
@@ -141,7 +141,7 @@ TEST_F(SimDeviceTest, WritesWordsInOrder) {
 }
 
 TEST_F(SimDeviceTest, TheFirstWriteOfABatchIsNeverBehindTheSecond) {
-  const SharedWords words;
+  const PlainWords words;
   sim_->register_host_memory(words.host_memory());
   std::atomic<bool> done{false};
   std::thread writer([&] {
@@ -163,7 +163,7 @@ TEST_F(SimDeviceTest, TheFirstWriteOfABatchIsNeverBehindTheSecond) {
 }
 
 TEST_F(SimDeviceTest, WaitsForWordsSignedAndCyclic) {
-  const SharedWords words;
+  const PlainWords words;
   sim_->register_host_memory(words.host_memory());
   const auto passes = [&](std::uint64_t value, std::uint64_t at_least) {
     words.store(0, value);
@@ -183,7 +183,7 @@ TEST_F(SimDeviceTest, WaitsForWordsSignedAndCyclic) {
 }
 
 TEST_F(SimDeviceTest, HostMemoryForWaitingIsNeverWritten) {
-  const SharedWords words;
+  const PlainWords words;
   sim_->register_host_memory(words.host_memory(false));
   EXPECT_DEVICE_ERROR(sim_->register_host_memory(words.host_memory()), "already registered");
   const std::vector<WordWrite> write{{words.at(0), 1}};
@@ -195,7 +195,7 @@ TEST_F(SimDeviceTest, HostMemoryForWaitingIsNeverWritten) {
 }
 
 TEST_F(SimDeviceTest, UnregisteringLeavesEnqueuedWorkWhole) {
-  const SharedWords words;
+  const PlainWords words;
   sim_->register_host_memory(words.host_memory());
   const SimHold hold = sim_->hold_stream(default_);
   const std::vector<WordWrite> write{{words.at(0), 1}};
@@ -233,7 +233,7 @@ TEST(SimSignals, InterruptNothing) {
   ASSERT_EQ(::sigaction(SIGALRM, &action, &before), 0);
   const itimerval often{{0, 300}, {0, 300}};
   ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
-  const SharedWords words;
+  const PlainWords words;
   {
     const auto sim = make_sim();
     sim->register_host_memory(words.host_memory());

@@ -21,13 +21,12 @@
 #include "tests/support/balance.h"
 #include "tests/support/eventually.h"
 #include "tests/support/sandbox.h"
+#include "tests/support/sizes.h"
 
 namespace limbo::testing {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-
-inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 inline std::unique_ptr<SimDevice> make_sim() {
   std::unique_ptr<Device> made = make_simulated_device();
@@ -56,10 +55,10 @@ class ScopedVariable {
   std::optional<std::string> before_;
 };
 
-// Words of host memory in a memfd, mapped here.
-class SharedWords {
+// Words of host memory in a memfd, mapped here and registered with no device.
+class PlainWords {
  public:
-  explicit SharedWords(std::size_t size_bytes = 4096, int fd = -1)
+  explicit PlainWords(std::size_t size_bytes = 4096, int fd = -1)
       : size_bytes_(size_bytes),
         fd_(fd >= 0 ? fd : ::memfd_create("limbo-test-words", MFD_CLOEXEC)) {
     if (fd < 0 && ::ftruncate(fd_, static_cast<off_t>(size_bytes)) != 0) {
@@ -68,12 +67,12 @@ class SharedWords {
     data_ = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (data_ == MAP_FAILED) throw std::runtime_error("mmap");
   }
-  ~SharedWords() {
+  ~PlainWords() {
     ::munmap(data_, size_bytes_);
     ::close(fd_);
   }
-  SharedWords(const SharedWords&) = delete;
-  SharedWords& operator=(const SharedWords&) = delete;
+  PlainWords(const PlainWords&) = delete;
+  PlainWords& operator=(const PlainWords&) = delete;
 
   [[nodiscard]] HostMemory host_memory(bool writable = true) const {
     return {data_, size_bytes_, fd_, writable};
