@@ -4,7 +4,8 @@
     report_tests.py BUILD_FOLDER...
 
 Reads what `ctest --output-junit Testing/ctest.xml` wrote in each, with the cases of pytest
-(Testing/pytest/<entry>.xml) in the place of the ctest entry that ran them. Prints every skipped and
+(Testing/pytest/<entry>.xml) or of GoogleTest (Testing/gtest/<entry>.xml) in the place of a ctest
+entry that ran several. Prints every skipped and
 every failed test by name, then `N passed, N failed, N skipped`. Exit code 1 if a test failed, 2 if
 there is nothing to read.
 """
@@ -35,15 +36,24 @@ def skip_reason(output: str) -> str:
     return not_run.group(1) if not_run else ""
 
 
-def pytest_results(entry: str, file: Path) -> list[Result]:
+def case_results(entry: str, file: Path) -> list[Result]:
+    """What pytest or GoogleTest wrote about the cases of one entry."""
     results = []
     for case in ElementTree.parse(file).getroot().iter("testcase"):
-        name = f"{entry}::{case.get('name')}"
         skipped = case.find("skipped")
+        if file.parent.name == "gtest":
+            name = f"{entry}::{case.get('classname')}.{case.get('name')}"
+            # The reason stands after the place, on a line of its own.
+            reason = " ".join((skipped.text or "").split("\n")[1:]) if skipped is not None else ""
+            disabled = case.get("status") == "notrun"
+        else:
+            name = f"{entry}::{case.get('name')}"
+            reason = (skipped.get("message") or "") if skipped is not None else ""
+            disabled = False
         if case.find("failure") is not None or case.find("error") is not None:
             results.append(Result(name, "failed"))
-        elif skipped is not None:
-            results.append(Result(name, "skipped", skipped.get("message") or ""))
+        elif skipped is not None or disabled:
+            results.append(Result(name, "skipped", "disabled" if disabled else reason.strip()))
         else:
             results.append(Result(name, "passed"))
     return results
@@ -56,10 +66,11 @@ def results_of(build: Path) -> list[Result]:
         output = case.findtext("system-out") or ""
         outcome = {"run": "passed", "fail": "failed"}.get(case.get("status") or "", "skipped")
         cases: list[Result] = []
-        file = build / "Testing" / "pytest" / f"{name}.xml"
-        if outcome != "skipped" and file.is_file():
-            cases = pytest_results(name, file)
-        # pytest may have ended before it could write: then the entry's own outcome is what counts.
+        for kind in ("pytest", "gtest"):
+            file = build / "Testing" / kind / f"{name}.xml"
+            if outcome != "skipped" and file.is_file():
+                cases = case_results(name, file)
+        # It may have ended before it could write: then the entry's own outcome is what counts.
         if cases and (outcome == "failed") == any(case.outcome == "failed" for case in cases):
             results += cases
         else:

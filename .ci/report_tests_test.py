@@ -28,10 +28,28 @@ PYTEST_FAILED = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def report(*cases: str, pytest: str = "") -> tuple[int, list[str]]:
+GTEST = """<testsuites><testsuite>
+<testcase name="One" classname="S" status="run" result="completed"/>
+<testcase name="Two" classname="S" status="run" result="skipped">
+<skipped message="x.cpp:7&#x0A;no GPU"><![CDATA[/x/x.cpp:7
+no GPU]]></skipped></testcase>
+<testcase name="DISABLED_Three" classname="S" status="notrun" result="suppressed"/>
+</testsuite></testsuites>"""
+GTEST_FAILED = """<testsuites><testsuite>
+<testcase name="One" classname="S" status="run" result="completed"/>
+<testcase name="Two" classname="S" status="run" result="completed"><failure message="x"/></testcase>
+</testsuite></testsuites>"""
+HALF = '<testcase name="unit.half_1" status="run"><system-out/></testcase>'
+HALF_FAILED = '<testcase name="unit.half_1" status="fail"><failure message=""/></testcase>'
+
+
+def report(*cases: str, pytest: str = "", gtest: str = "") -> tuple[int, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         testing = Path(folder) / "Testing"
         (testing / "pytest").mkdir(parents=True)
+        if gtest:
+            (testing / "gtest").mkdir()
+            (testing / "gtest" / "unit.half_1.xml").write_text(gtest, encoding="utf-8")
         text = f"<testsuite>{''.join(cases)}</testsuite>"
         (testing / "ctest.xml").write_text(text, encoding="utf-8")
         if pytest:
@@ -63,6 +81,22 @@ class ReportTests(unittest.TestCase):
         code, lines = report(PYTHON_FAILED, pytest=PYTEST_FAILED)
         self.assertEqual(code, 1)
         self.assertEqual(lines[-1], "1 passed, 1 failed, 0 skipped")
+
+    def test_cases_of_googletest_replace_their_entry(self) -> None:
+        code, lines = report(PASSED, HALF, gtest=GTEST)
+        self.assertEqual(code, 0)
+        self.assertIn("  unit.half_1::S.Two: no GPU", lines)
+        self.assertIn("  unit.half_1::S.DISABLED_Three: disabled", lines)
+        self.assertEqual(lines[-1], "2 passed, 0 failed, 2 skipped")
+        code, lines = report(HALF_FAILED, gtest=GTEST_FAILED)
+        self.assertEqual(code, 1)
+        self.assertIn("  unit.half_1::S.Two", lines)
+        self.assertEqual(lines[-1], "1 passed, 1 failed, 0 skipped")
+
+    def test_a_finding_outside_of_every_case_fails(self) -> None:
+        code, lines = report(HALF_FAILED, gtest=GTEST)
+        self.assertEqual(code, 1)
+        self.assertIn("  unit.half_1", lines)
 
     def test_an_older_report_does_not_hide_a_crash(self) -> None:
         code, lines = report(PYTHON_FAILED, pytest=PYTEST)
