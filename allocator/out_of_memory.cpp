@@ -6,10 +6,8 @@
 #include "allocator/sizes.h"
 
 namespace limbo {
-namespace {
 
-// Two decimals and a binary unit, as torch's users know it.
-std::string size_text(std::size_t size_bytes) {
+std::string sizes::size_text(std::size_t size_bytes) {
   if (size_bytes <= 1024) return std::to_string(size_bytes) + " bytes";
   double value = static_cast<double>(size_bytes) / 1024;
   const char* unit = "KiB";
@@ -22,6 +20,10 @@ std::string size_text(std::size_t size_bytes) {
   std::snprintf(text.data(), text.size(), "%.2f %s", value, unit);
   return text.data();
 }
+
+namespace {
+
+using sizes::size_text;
 
 std::size_t positive(std::int64_t value) {
   return value > 0 ? static_cast<std::size_t>(value) : 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace limbo::sizes {
 
@@ -40,5 +41,8 @@ inline constexpr std::size_t kExabyte = std::size_t{1} << 60;
 [[nodiscard]] constexpr bool leaves_block(bool large, std::size_t remaining) noexcept {
   return large ? remaining > kSmallLimit : remaining >= kBlockUnit;
 }
+
+// For people: two decimals and a binary unit ("20.00 MiB"), as torch's users know it.
+[[nodiscard]] std::string size_text(std::size_t size_bytes);
 
 }  // namespace limbo::sizes

@@ -26,31 +26,7 @@ std::size_t current_of(const StatByKind& stat) {
   return static_cast<std::size_t>(stat[static_cast<std::size_t>(SizeKind::kAll)].current);
 }
 
-std::string size_text(std::size_t size_bytes) {
-  return c10::CachingAllocator::format_size(size_bytes);
-}
-
 }  // namespace
-
-std::string out_of_memory_text(const OutOfMemory& error) {
-  const std::size_t allocated = current_of(error.stats.allocated_bytes);
-  const std::size_t reserved = current_of(error.stats.reserved_bytes);
-  const auto waiting = static_cast<std::size_t>(error.stats.limbo_bytes);
-  std::string text = "CUDA out of memory. Tried to allocate " + size_text(error.requested_bytes) +
-                     ". GPU " + std::to_string(error.device) + " has a total capacity of " +
-                     size_text(error.info.total_bytes) + " of which " +
-                     size_text(error.info.free_bytes) + " is free. ";
-  if (error.limit_bytes != 0) {
-    text += "This process may take " + size_text(error.limit_bytes) + " (memory fraction). ";
-  }
-  text += "Limbo has " + size_text(reserved) + " of it: " + size_text(allocated) +
-          " are allocated, " + size_text(waiting) +
-          " are freed and still held by readers in other processes, " +
-          size_text(static_cast<std::size_t>(error.stats.held_for_readers_bytes)) +
-          " are free and still mapped by them.";
-  if (!error.holders.empty()) text += " " + error.holders;
-  return text;
-}
 
 void add_out_of_memory_observer(Observer observer) {
   Observers& where = observers();
@@ -73,7 +49,7 @@ void throw_out_of_memory(const OutOfMemory& error) {
   for (const Observer& observer : called) {
     observer(error.device, error.requested_bytes, room, error.info.free_bytes);
   }
-  C10_THROW_ERROR(OutOfMemoryError, out_of_memory_text(error));
+  C10_THROW_ERROR(OutOfMemoryError, error.what());
 }
 
 void throw_request_too_large() {

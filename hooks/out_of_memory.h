@@ -4,7 +4,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstddef>
-#include <string>
 
 #include "allocator/allocator.h"
 
@@ -13,14 +12,10 @@ namespace limbo {
 // From this size on a request is refused without a look at the device: 2^60 bytes.
 inline constexpr std::size_t kMostRequestBytes = std::size_t{1} << 60;
 
-// Begins as programs and torch's tests expect ("CUDA out of memory. Tried to allocate 20.00 MiB.")
-// and goes on with who has what, the readers of lent memory included.
-[[nodiscard]] std::string out_of_memory_text(const OutOfMemory& error);
-
 void add_out_of_memory_observer(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
 
 // Tells the profiler and the observers (no lock is held; they may take the GIL), then throws
-// c10::OutOfMemoryError.
+// c10::OutOfMemoryError with the allocator's text: who has what, the readers of lent memory included.
 [[noreturn]] void throw_out_of_memory(const OutOfMemory& error);
 
 // For a request of kMostRequestBytes and more.

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "allocator/error.h"
+#include "allocator/sizes.h"
 #include "hooks/version.h"
 
 namespace limbo {
@@ -31,7 +32,7 @@ std::string joined(const std::vector<std::string>& parts) {
 }
 
 std::string size_text(std::int64_t size_bytes) {
-  return c10::CachingAllocator::format_size(static_cast<std::uint64_t>(size_bytes));
+  return sizes::size_text(static_cast<std::size_t>(size_bytes));
 }
 
 std::string usage_text(const c10::CachingDeviceAllocator::DeviceStats& stats, int device) {

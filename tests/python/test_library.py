@@ -25,11 +25,16 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_import_starts_nothing() -> None:
     code = """
-import os, threading
-import torch
-threads = len(os.listdir("/proc/self/task"))
+import os
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # else threads of numpy's
+import torch, torch.multiprocessing, numpy
+def threads():
+    tasks = os.listdir("/proc/self/task")
+    return {task: open(f"/proc/self/task/{task}/comm").read() for task in tasks}
+before = threads()
 import torch_limbo
-assert len(os.listdir("/proc/self/task")) == threads, os.listdir("/proc/self/task")
+new = {task: name for task, name in threads().items() if task not in before}
+assert not new, new
 assert not torch.cuda.is_initialized()
 """
     done = run_python(code)

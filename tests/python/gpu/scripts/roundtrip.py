@@ -90,6 +90,8 @@ def main() -> int:
         if got != facts(tensor):
             failures.append(f"by torch: {got}")
 
+    side = torch.cuda.Stream()  # one for both rounds: each stream has segments of its own
+
     def alone() -> None:
         import pickle
 
@@ -98,7 +100,6 @@ def main() -> int:
         if got.data_ptr() != tensor.data_ptr():
             failures.append("in one process: another address")
         # On another stream the reader waits for what its sender had queued.
-        side = torch.cuda.Stream()
         torch.cuda._sleep(200_000_000)
         tensor.fill_(3.0)
         message = torch_limbo.share(tensor)
