@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Check that clang++ accepts the sources as well, with the warnings of the build as errors.
+
+    check_clang.py BUILD_FOLDER [ROOT]
+
+Reads compile_commands.json there and checks the sources under ROOT, this tree by default. The
+sources of one folder are checked as one, without making code of them: seconds instead of minutes.
+Without clang++ it says so and checks nothing. Exit code 1 if clang++ refused something.
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# What of a compile command decides what a source means, with and without a separate value.
+KEPT = ("-D", "-I", "-isystem", "-std=", "-W")
+WITH_VALUE = ("-isystem", "-I", "-D")
+
+
+def kept_options(command: str) -> list[str]:
+    words = shlex.split(command)
+    kept = []
+    for index, word in enumerate(words):
+        if word in WITH_VALUE:
+            kept += [word, words[index + 1]]
+        elif word.startswith(KEPT) and not word.startswith("-Wno-maybe-uninitialized"):
+            kept.append(word)
+    return kept
+
+
+def main() -> int:
+    if len(sys.argv) not in (2, 3):
+        print(__doc__, file=sys.stderr)
+        return 2
+    compiler = shutil.which("clang++-14") or shutil.which("clang++")
+    if compiler is None:
+        print("not run: there is no clang++")
+        return 0
+    root = Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parent.parent
+    root = root.resolve()
+    entries = json.loads((Path(sys.argv[1]) / "compile_commands.json").read_text(encoding="utf-8"))
+    folders: dict[Path, dict[str, list[str]]] = {}
+    for entry in entries:
+        source = Path(entry["file"])
+        if source.is_relative_to(root / "build") or not source.is_relative_to(root):
+            continue
+        # Programs have a main each.
+        alone = source.parent.name == "tools" or source.name.endswith("main.cpp")
+        group = source if alone else source.parent
+        folders.setdefault(group, {}).setdefault(str(source), kept_options(entry["command"]))
+    failed = False
+    for group, sources in sorted(folders.items()):
+        print(group.relative_to(root), flush=True)
+        options = next(iter(sources.values()))
+        text = "".join(f'#include "{source}"\n' for source in sorted(sources))
+        done = subprocess.run(
+            [compiler, "-fsyntax-only", *options, "-x", "c++", "-"], input=text, text=True
+        )
+        failed = failed or done.returncode != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
