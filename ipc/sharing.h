@@ -31,17 +31,17 @@ using ByteSpan = std::span<const std::byte>;
 struct ShareOptions {
   int consumers = 1;  // processes that are promised the block; more than 1: not available yet
   // How long after the later of the send and the owner's free an unopened message stays openable.
-  std::optional<std::chrono::milliseconds> time_limit;  // default: option message_time_limit_ms
+  std::optional<std::chrono::milliseconds> time_limit{};  // default: option message_time_limit_ms
   // The sending thread's current stream; what it has queued comes before the consumer's reads.
-  StreamRef current_stream;
+  StreamRef current_stream{};
 };
 
 struct ReceiveOptions {
   // The device to open on; default: the owner's, found by its UUID.
-  std::optional<int> device;
+  std::optional<int> device{};
   // The current stream of `device` in the receiving thread: it will wait for the sender's work.
   // Default: the default stream.
-  std::function<StreamHandle(int device)> current_stream;
+  std::function<StreamHandle(int device)> current_stream{};
 };
 
 // Names the memory of a received storage: equal keys are the same bytes on the same device.

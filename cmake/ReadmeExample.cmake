@@ -1,0 +1,15 @@
+# limbo_readme_example(OUTPUT): writes README.md's C++ example to the file OUTPUT, so that a test
+# compiles what readers copy.
+function(limbo_readme_example output)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/README.md)
+  file(READ ${PROJECT_SOURCE_DIR}/README.md text)
+  string(FIND "${text}" "```cpp\n" begin)
+  if(begin EQUAL -1)
+    message(FATAL_ERROR "README.md has no C++ example.")
+  endif()
+  math(EXPR begin "${begin} + 7")
+  string(SUBSTRING "${text}" ${begin} -1 text)
+  string(FIND "${text}" "```" end)
+  string(SUBSTRING "${text}" 0 ${end} text)
+  file(CONFIGURE OUTPUT ${output} CONTENT "#pragma once\n${text}" @ONLY)
+endfunction()
