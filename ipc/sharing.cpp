@@ -106,7 +106,9 @@ struct SharingService::Lending : LeaseKeeper {
 
   LeaseGrant add_lease(const LeasePeer& peer) override {
     const LeaseGrant grant = producer.add_lease(peer);
-    engine.worker.post([this] { (void)producer.collect(); });  // the pins that this has left
+    engine.worker.post([this] {  // the pins that this has left
+      if (!engine.ended.load()) (void)producer.collect();
+    });
     return grant;
   }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
