@@ -121,6 +121,7 @@ void Channel::Impl::accept_all() {
 
 void Channel::Impl::accept_one(OwnedFd socket) {
   PeerIdentity identity = identify_peer(socket.get());
+  if (identity.ended) return;
   ChannelPeer peer;
   peer.socket = std::move(socket);
   peer.pid = identity.pid;

@@ -49,7 +49,7 @@ bool provably_dead(const RuntimeDirectory& directory, const std::string& name) {
     return errno == ECONNREFUSED;
   }
   const PeerIdentity listener = identify_peer(socket.get());
-  return listener.pidfd.valid() && is_readable(listener.pidfd.get());
+  return listener.ended || (listener.pidfd.valid() && is_readable(listener.pidfd.get()));
 }
 
 bool old_enough(const RuntimeDirectory& directory, const std::string& name) {

@@ -85,9 +85,11 @@ class Caller {
       fail("it runs as user " + std::to_string(listener.uid) + ", not as " +
            std::to_string(::geteuid()));
     }
-    if (!listener.pidfd.valid()) fail("the kernel gives no pidfd for it");
     // A fork child of a dead producer may hold the listener: connects succeed, nobody answers.
-    if (is_readable(listener.pidfd.get())) exited("a child of it keeps its socket open");
+    if (listener.ended || is_readable(listener.pidfd.get())) {
+      exited("a child of it keeps its socket open");
+    }
+    if (!listener.pidfd.valid()) fail("the kernel gives no pidfd for it");
     result_.pid = listener.pid;
     result_.pidfd = std::move(listener.pidfd);
   }

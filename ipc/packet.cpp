@@ -100,6 +100,8 @@ PeerIdentity identify_peer(int socket) {
   length = sizeof(pidfd);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {
     peer.pidfd.reset(pidfd);
+  } else if (errno == EINVAL || errno == ESRCH) {
+    peer.ended = true;  // and its pid may be somebody else's by now
   } else if (credentials.pid > 0) {
     peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)));
   }

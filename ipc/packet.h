@@ -31,7 +31,8 @@ enum class PacketStatus { kPacket, kNothing, kClosed };
 struct PeerIdentity {
   pid_t pid = 0;  // for people only; 0 where it is of another pid namespace
   uid_t uid = 0;
-  OwnedFd pidfd;  // readable when the process has ended; invalid where there can be none
+  OwnedFd pidfd;       // readable when the process has ended; invalid where there can be none
+  bool ended = false;  // it has ended and been reaped, and the kernel has no pidfd for it any more
 };
 
 // Who connected, or who listens: the process that did so, also if it has ended meanwhile. The pidfd

@@ -2,12 +2,18 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -36,6 +42,25 @@ OwnedFd sealed_memfd(std::size_t size_bytes) {
   EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size_bytes)), 0);
   EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
   return fd;
+}
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+// From now on getsockopt(..., option) fails with `error` in this thread.
+bool refuse_socket_option(unsigned option, unsigned error) {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsockopt, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, option, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{sizeof(program) / sizeof(program[0]), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
 // Grants leases over tables of its own and writes down what it is told.
@@ -340,6 +365,22 @@ class RuntimeDirectoryTest : public ::testing::Test {
   }
   testing::Sandbox sandbox;
 };
+
+// As the kernel answers about a process that has been reaped: there is no pidfd any more, and its pid
+// may be another's. (A thread of its own, since a filter is for good.)
+TEST_F(ChannelTest, ASenderThatWasReapedIsNotLookedForByItsPid) {
+  std::string met = "nothing";
+  std::thread reader([&] {
+    ASSERT_TRUE(refuse_socket_option(SO_PEERPIDFD, EINVAL));
+    try {
+      (void)shake_hands(address(), random_incarnation());
+    } catch (const Error& failure) {
+      met = error_code_name(failure.code());
+    }
+  });
+  reader.join();
+  EXPECT_EQ(met, "producer_exited");
+}
 
 TEST_F(RuntimeDirectoryTest, IsMadeForThisUserAlone) {
   use(sandbox.path() / "fresh");
