@@ -54,7 +54,6 @@ function(limbo_add_python_tests folder prefix)
       ${name}
       PROPERTIES TIMEOUT 600
                  SKIP_RETURN_CODE 5 # pytest's for "nothing to run": the file skips itself as a whole
-                 PROCESSORS 2
                  LABELS python
                  ENVIRONMENT
                  "PYTHONPATH=${limbo_python_path};LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>;\
