@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -30,6 +29,16 @@ std::uint64_t multiply_add(std::uint64_t a, std::uint64_t b, std::uint64_t c) {
     return kTooMany;
   }
   return result;
+}
+
+// torch takes such a stride for "choose one", and finds the tensor too large once it is changed. Along
+// a single element no stride counts.
+void refuse_negative_strides(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  for (std::size_t i = 0; i < sizes.size() && i < strides.size(); ++i) {
+    if (strides[i] >= 0 || sizes[i] <= 1) continue;
+    throw Error(ErrorCode::kBadArgument,
+                "A tensor cannot have the stride " + std::to_string(strides[i]) + ".");
+  }
 }
 
 void refuse_negative_sizes(at::IntArrayRef sizes) {
@@ -91,7 +100,9 @@ const at::Tensor& checked_resize(const at::Tensor& self, at::IntArrayRef size,
   if (storage != nullptr && !storage->resizable()) {
     for_torch([&] {
       refuse_negative_sizes(size);
-      if (self.sizes() == size) return;  // nothing is going to change
+      // Nothing is going to change. (With a format the tensor is laid out anew all the same, and an
+      // expanded one then reaches further.)
+      if (self.sizes() == size && !memory_format) return;
       require_fit(*storage, reach_elements(self.storage_offset(), size, std::nullopt),
                   self.itemsize(), "the new size");
     });
@@ -102,12 +113,11 @@ const at::Tensor& checked_resize(const at::Tensor& self, at::IntArrayRef size,
 at::Tensor& checked_set(at::Tensor& self, at::Storage source, std::int64_t storage_offset,
                         at::IntArrayRef size, at::IntArrayRef stride) {
   c10::StorageImpl* storage = source.unsafeGetStorageImpl();
-  // A negative offset or stride is refused by torch before anything changes.
-  const bool sensible = storage_offset >= 0 &&
-                        std::ranges::none_of(stride, [](std::int64_t value) { return value < 0; });
-  if (storage != nullptr && !storage->resizable() && sensible) {
+  // A negative offset is refused by torch before anything changes.
+  if (storage != nullptr && !storage->resizable() && storage_offset >= 0) {
     for_torch([&] {
       refuse_negative_sizes(size);
+      refuse_negative_strides(size, stride);
       const auto strides =
           stride.data() == nullptr ? std::nullopt : std::optional<at::IntArrayRef>(stride);
       require_fit(*storage, reach_elements(storage_offset, size, strides), self.itemsize(),

@@ -216,6 +216,35 @@ TEST_F(Tensors, AReceivedStorageDoesNotGrow) {
   expect_starts_with(torch_error_of([&] { got.resize_({-1}); }), "limbo[bad_argument]: ");
 }
 
+TEST_F(Tensors, AReceivedTensorOfTheSameSizesDoesNotSpreadOut) {
+  const at::Tensor sent = sim_arange(4);
+  const at::Tensor got = receive_tensor(share_tensor(sent));
+  at::Tensor view = got.view({1, 4, 1, 1}).expand({3, 4, 2, 2});  // 48 elements over 4
+  const Shape before(view);
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    expect_starts_with(torch_error_of([&] { view.resize_({3, 4, 2, 2}, format); }),
+                       "limbo[not_resizable]: ");
+    EXPECT_EQ(Shape(view), before);
+  }
+  view.resize_({3, 4, 2, 2});  // without a format nothing changes
+  EXPECT_EQ(Shape(view), before);
+  at::Tensor fits = got.view({1, 2, 1, 2});
+  fits.resize_({1, 2, 1, 2}, at::MemoryFormat::ChannelsLast);
+  EXPECT_EQ(fits.strides(), at::IntArrayRef({4, 1, 4, 2}));
+}
+
+TEST_F(Tensors, NegativeStridesOverReceivedMemoryAreRefused) {
+  const at::Tensor sent = sim_arange(4);
+  const at::Tensor got = receive_tensor(share_tensor(sent));
+  at::Tensor view = got.slice(0, 0, 2);
+  const Shape before(view);
+  expect_starts_with(torch_error_of([&] { view.set_(got.storage(), 0, {4, 3}, {-1, 1}); }),
+                     "limbo[bad_argument]: ");
+  EXPECT_EQ(Shape(view), before);
+  EXPECT_NE(torch_error_of([&] { view.set_(got.storage(), -1, {1}, {1}); }), "nothing was thrown");
+  EXPECT_EQ(Shape(view), before);
+}
+
 // ---- between processes --------------------------------------------------------------------------
 
 // Receives every message that the parent sends until it says "end"; answers what it met.
