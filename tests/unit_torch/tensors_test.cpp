@@ -222,7 +222,9 @@ TEST_F(Tensors, AReceivedTensorOfTheSameSizesDoesNotSpreadOut) {
   at::Tensor view = got.view({1, 4, 1, 1}).expand({3, 4, 2, 2});  // 48 elements over 4
   const Shape before(view);
   for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
-    expect_starts_with(torch_error_of([&] { view.resize_({3, 4, 2, 2}, format); }),
+    expect_starts_with(torch_error_of([&] {
+                         view.resize_({3, 4, 2, 2}, format);
+                       }),
                        "limbo[not_resizable]: ");
     EXPECT_EQ(Shape(view), before);
   }
@@ -238,7 +240,9 @@ TEST_F(Tensors, NegativeStridesOverReceivedMemoryAreRefused) {
   const at::Tensor got = receive_tensor(share_tensor(sent));
   at::Tensor view = got.slice(0, 0, 2);
   const Shape before(view);
-  expect_starts_with(torch_error_of([&] { view.set_(got.storage(), 0, {4, 3}, {-1, 1}); }),
+  expect_starts_with(torch_error_of([&] {
+                       view.set_(got.storage(), 0, {4, 3}, {-1, 1});
+                     }),
                      "limbo[bad_argument]: ");
   EXPECT_EQ(Shape(view), before);
   EXPECT_NE(torch_error_of([&] { view.set_(got.storage(), -1, {1}, {1}); }), "nothing was thrown");
