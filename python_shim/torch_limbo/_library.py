@@ -58,7 +58,7 @@ def candidates() -> list[Path]:
     """Where the library may lie, best first: the environment's, the installed, a build tree's."""
     named = os.environ.get("LIMBO_LIBRARY")
     if named:
-        return [Path(named)]
+        return [Path(named).absolute()]  # a bare name would be looked for in the loader's folders
     package = Path(__file__).resolve().parent
     found = [package / "lib" / LIBRARY_NAME]
     source_root = package.parent.parent
@@ -72,13 +72,17 @@ def candidates() -> list[Path]:
     return found
 
 
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
 def find_library() -> Path:
     """The library to load; raises ``no_library`` with the places that were looked at."""
     mapped = mapped_library()
     places = candidates()
     if mapped is not None:
         named = os.environ.get("LIMBO_LIBRARY")
-        if named and not (mapped.exists() and os.path.samefile(named, mapped)):
+        if named and not _same_file(Path(named), mapped):
             raise LimboError(
                 "no_library",
                 f"LIMBO_LIBRARY names {named}, but {mapped} is loaded in this process already, "

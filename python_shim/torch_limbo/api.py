@@ -92,6 +92,11 @@ def enable(multiprocessing: str = "limbo", **options: int) -> None:
                 f"Option {name} cannot be {value!r}. Use a whole number; torch_limbo.options() "
                 "lists units and ranges.",
             )
+        if not -(2**63) <= value < 2**63:  # what a C function can be told
+            raise LimboError(
+                "unknown_option",
+                f"Option {name} cannot be {value}; torch_limbo.options() lists units and ranges.",
+            )
         _library.check(library.limbo_set_option(name.encode(), int(value)))
     _library.check(library.limbo_torch_install())
     reductions.send_by_descriptor(multiprocessing == "limbo")
@@ -107,8 +112,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     free; by default the option ``message_time_limit_ms``.
 
     Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``not_available_yet`` (a
-    received tensor, ``consumers`` above 1), ``bad_argument`` (a non-leaf that requires grad, a
-    subclass of Tensor other than Parameter), ``ledger_full``, ``no_channel``.
+    received tensor, ``consumers`` above 1), ``bad_argument`` (a non-leaf that requires grad, named
+    dimensions, a subclass of Tensor other than Parameter), ``ledger_full``, ``no_channel``.
     """
     if not isinstance(tensor, torch.Tensor):
         raise LimboError("bad_argument", f"share takes a tensor, and got a {type(tensor)}.")
@@ -124,8 +129,20 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
             "The tensor requires_grad and is not a leaf, and autograd ends at the border of a "
             "process. Share tensor.detach().",
         )
-    if ttl is not None and not ttl > 0:
-        raise LimboError("bad_argument", f"ttl cannot be {ttl}. Use seconds, more than 0, or None.")
+    if tensor.has_names():
+        raise LimboError(
+            "bad_argument",
+            f"The tensor's dimensions have names, {tensor.names}, and a message has none. Share "
+            "tensor.rename(None).",
+        )
+    if not isinstance(consumers, int):
+        raise LimboError(
+            "bad_argument", f"consumers cannot be {consumers!r}. Use a whole number, 1 or more."
+        )
+    if ttl is not None and not (isinstance(ttl, (int, float)) and ttl > 0):
+        raise LimboError(
+            "bad_argument", f"ttl cannot be {ttl!r}. Use seconds, more than 0, or None."
+        )
     _library.load()
     parameter = isinstance(tensor, torch.nn.Parameter)
     kind = reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR

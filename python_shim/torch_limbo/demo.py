@@ -25,7 +25,7 @@ import torch
 import torch.multiprocessing as mp
 
 from . import _library, api
-from .errors import limbo_errors
+from .errors import LimboError, limbo_errors
 
 #: The trainer waits for an answer of the inference process for this long, in seconds.
 _ANSWER_S = 60.0
@@ -167,10 +167,15 @@ def run_demo(device: str, steps: int) -> int:
 
 
 def _choose(device: str) -> str:
-    if device != "auto":
+    if device == "simulated":
         return device
     if torch.cuda.is_available():
         return "cuda"
+    if device == "cuda":
+        raise LimboError(
+            "device_error",
+            "There is no GPU that torch can use here. Use --device simulated, or auto.",
+        )
     print("No GPU that torch can use: this runs on the simulated device.")
     return "simulated"
 

@@ -132,8 +132,8 @@ def _index_of_uuid(uuid: str) -> int:
     seen = []
     if not _library.simulated():
         for index in range(torch.cuda.device_count()):
-            found = str(torch.cuda.get_device_properties(index).uuid).lower()
-            if found == wanted:
+            found = str(torch.cuda.get_device_properties(index).uuid)
+            if found.removeprefix("GPU-").lower() == wanted:
                 return index
             seen.append(found)
     raise LimboError(
@@ -151,9 +151,24 @@ def bytes_of(message: torch.Tensor) -> bytes:
 
 def tensor_of(data: bytes | bytearray | memoryview) -> torch.Tensor:
     """A uint8 tensor with a copy of the bytes, as the operators take them."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise LimboError(
+            "bad_argument",
+            f"A message is bytes, as share returns them, and this is a {type(data).__name__}.",
+        )
     if len(data) == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _message_of(data: bytes | bytearray | memoryview) -> torch.Tensor:
+    """A message as the operators take it; broken bytes are refused before CUDA is started."""
+    message = tensor_of(data)
+    if not torch.cuda.is_initialized():
+        _library.load()
+        with limbo_errors():
+            torch.ops.limbo.kind(message)
+    return message
 
 
 class LimboStorage:
@@ -254,10 +269,24 @@ def rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
         tensor = receive_tensor(descriptor, device)
         described = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
         if described != (dtype, size, stride, offset):  # somebody changed the arguments: theirs
-            storage = tensor.untyped_storage()
-            tensor = _empty_tensor(dtype, storage.device.index or 0)
-            tensor.set_(storage, offset, tuple(size), tuple(stride))
+            tensor = _laid_out_anew(tensor, dtype, offset, tuple(size), tuple(stride))
     return dressed(tensor, tensor_cls is torch.nn.Parameter, requires_grad)
+
+
+def _laid_out_anew(
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    """Another tensor over the same storage, conjugating and negating as this one does."""
+    storage = tensor.untyped_storage()
+    made = _empty_tensor(dtype, storage.device.index or 0)
+    made.set_(storage, offset, size, stride)
+    if tensor.is_conj() and made.is_complex():
+        made = made.conj()
+    return torch._neg_view(made) if tensor.is_neg() else made
 
 
 def dressed(tensor: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
@@ -271,10 +300,11 @@ def dressed(tensor: torch.Tensor, parameter: bool, requires_grad: bool) -> torch
 
 def receive_tensor(descriptor: bytes | bytearray | memoryview, device: Any) -> torch.Tensor:
     """Open a message of ``share``; see ``api.receive``."""
+    message = _message_of(descriptor)
     index = device_argument(device)
     _library.start_cuda()
     with limbo_errors():
-        tensor: torch.Tensor = torch.ops.limbo.receive(tensor_of(descriptor), index)
+        tensor: torch.Tensor = torch.ops.limbo.receive(message, index)
     return tensor
 
 
@@ -282,10 +312,11 @@ def receive_storage(
     descriptor: bytes | bytearray | memoryview, device: Any
 ) -> torch.UntypedStorage:
     """Open a message of a tensor or a storage; the whole storage."""
+    message = _message_of(descriptor)
     index = device_argument(device)
     _library.start_cuda()
     with limbo_errors():
-        tensor = torch.ops.limbo.receive_storage(tensor_of(descriptor), index)
+        tensor = torch.ops.limbo.receive_storage(message, index)
     storage: torch.UntypedStorage = tensor.untyped_storage()
     return storage
 
@@ -374,8 +405,9 @@ def _torchs_function(name: str) -> types.FunctionType | None:
 
 
 def _is_torchs(thing: object, name: str) -> bool:
+    # By the type itself: isinstance asks the object, and a dead proxy's answer is an exception.
     return (
-        isinstance(thing, types.FunctionType)
+        type(thing) is types.FunctionType
         and thing.__globals__ is torch_reductions.__dict__
         and thing.__qualname__ == name
     )
@@ -391,6 +423,7 @@ def _put_in_front(name: str, body: Callable[..., Any], ours: Callable[..., Any])
     if function is None:
         programs = getattr(torch_reductions, name)
         setattr(torch_reductions, name, ours)
+        torch_reductions.init_reductions()  # the pickler's table must learn of it
         return programs
     stock = function.__dict__.get("_limbo_stock")
     if stock is None:  # else the package is imported anew
@@ -408,8 +441,6 @@ _stock_reduce_storage = _put_in_front("reduce_storage", _body_of_reduce_storage,
 _stock_rebuild_cuda_tensor = _put_in_front(
     "rebuild_cuda_tensor", _body_of_rebuild_cuda_tensor, rebuild_cuda_tensor
 )
-# Where a program's own functions were replaced by name, the pickler's table must learn of it.
-torch_reductions.init_reductions()
 
 
 def send_by_descriptor(on: bool) -> None:

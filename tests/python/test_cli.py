@@ -53,3 +53,12 @@ def test_a_wrong_number_of_steps() -> None:
     done = run("demo", "--steps", "1")
     assert done.returncode == 2
     assert "--steps cannot be 1" in done.stderr
+
+
+def test_the_demo_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run("demo", "--device", "cuda")
+    assert done.returncode == 1
+    assert done.stderr.startswith("device_error: ")
+    assert "--device simulated" in done.stderr
+    assert "Traceback" not in done.stderr

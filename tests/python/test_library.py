@@ -106,6 +106,44 @@ except torch_limbo.LimboError as error:
     assert "can have only one" in done.stdout
 
 
+def test_a_missing_library_is_named_where_another_is_loaded() -> None:
+    code = """
+import ctypes, sys
+import torch
+ctypes.CDLL(sys.argv[1])
+import torch_limbo
+try:
+    torch_limbo.library_path()
+except torch_limbo.LimboError as error:
+    print(error.code, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(torch_limbo.library_path())],
+        env={**os.environ, "LIMBO_LIBRARY": "/nowhere/libtorch_limbo.so"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.startswith("no_library"), done.stdout + done.stderr
+    assert "/nowhere/libtorch_limbo.so" in done.stdout
+
+
+def test_a_path_from_the_working_folder() -> None:
+    library = torch_limbo.library_path()
+    code = "import torch_limbo; print(torch_limbo.library_path())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LIMBO_LIBRARY": library.name},
+        cwd=library.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == str(library), done.stderr  # good in a child elsewhere, too
+
+
 def test_the_library_is_found_where_stock_loading_put_it() -> None:
     code = """
 import ctypes, os, sys
@@ -145,6 +183,9 @@ code, text = code_of(exit_drain_ms="long")
 assert code == "bad_argument" and "exit_drain_ms" in text, text
 code, text = code_of(exit_drain_ms=-5)
 assert code == "unknown_option" and "-5" in text, text
+for number in (2**64 + 5, -(2**70)):
+    code, text = code_of(exit_drain_ms=number)
+    assert code == "unknown_option" and str(number) in text, text
 torch_limbo.enable(exit_drain_ms=1234)
 torch_limbo.enable()
 assert {o.name: o.value for o in torch_limbo.options()}["exit_drain_ms"] == 1234
@@ -195,6 +236,22 @@ import torch_limbo
 print({o.name: o.value for o in torch_limbo.options()}["exit_drain_ms"])
 """
     assert run_python(code, LIMBO_EXIT_DRAIN_MS="77").stdout.strip() == "77"
+
+
+def test_broken_bytes_are_told_before_a_device_is_looked_for() -> None:
+    code = """
+import torch_limbo
+for data in (b"", b"x", b"x" * 200):
+    for call in (torch_limbo.receive, torch_limbo.withdraw):
+        try:
+            call(data)
+        except torch_limbo.LimboError as error:
+            assert error.code == "bad_descriptor", error
+        else:
+            raise SystemExit("opened")
+"""
+    done = run_python(code, LIMBO_DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
 
 
 def test_errors_survive_pickling() -> None:

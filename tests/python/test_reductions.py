@@ -150,7 +150,24 @@ module.init_reductions()
 """
 
 
-@pytest.mark.parametrize("before", ["", OWN_FUNCTION], ids=["taken", "replaced"])
+# Looking for what a program has kept meets every object, also those that cannot be asked.
+OWN_FUNCTION_AMONG_DEAD_PROXIES = (
+    """
+import weakref
+class Thing: pass
+thing = Thing()
+proxy = weakref.proxy(thing)
+del thing
+"""
+    + OWN_FUNCTION
+)
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", OWN_FUNCTION, OWN_FUNCTION_AMONG_DEAD_PROXIES],
+    ids=["taken", "replaced", "proxies"],
+)
 def test_functions_taken_before_the_package_was_imported(before: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(before=before)],
@@ -160,6 +177,40 @@ def test_functions_taken_before_the_package_was_imported(before: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_program_has_registered_stays_registered() -> None:
+    code = """
+import pickle
+import torch, torch.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+ForkingPickler.register(torch.nn.Parameter, lambda parameter: (str, ("a program's own way",)))
+import torch_limbo, sim
+sent = pickle.loads(ForkingPickler.dumps(torch.nn.Parameter(torch.ones(2))))
+assert sent == "a program's own way", sent
+tensor = sim.full((3,), 1.0)
+assert pickle.loads(ForkingPickler.dumps(tensor)).data_ptr() == tensor.data_ptr()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_views_that_conjugate_or_negate() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    tensor = sim.of(values)
+    for view, read in ((tensor.conj(), values.conj()), (torch._neg_view(tensor), -values)):
+        function, arguments = torch_reductions.reduce_tensor(view)
+        for size in (2, 1):  # untouched, and with another size written into it
+            got = function(arguments[0], torch.Size([size]), *arguments[2:])
+            assert (got.is_conj(), got.is_neg()) == (view.is_conj(), view.is_neg())
+            assert got.data_ptr() == tensor.data_ptr()
+            plain = torch._neg_view(got) if got.is_neg() else got.conj()
+            assert torch.equal(sim.read(plain), values[:size]), read
+            del got, plain
+        del view
+    del tensor
 
 
 def test_a_process_that_only_unpickles_imports_the_package() -> None:

@@ -198,6 +198,15 @@ def test_what_cannot_be_shared() -> None:
     assert code_of(torch_limbo.share, tensor, consumers=2)[0] == "not_available_yet"
     assert code_of(torch_limbo.share, tensor, ttl=-1)[0] == "bad_argument"
     assert code_of(torch_limbo.share, tensor, ttl=float("nan"))[0] == "bad_argument"
+    assert code_of(torch_limbo.share, tensor, ttl="soon")[0] == "bad_argument"
+    assert code_of(torch_limbo.share, tensor, consumers=1.5)[0] == "bad_argument"
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_names_of_dimensions_are_not_lost_silently() -> None:
+    code, text = code_of(torch_limbo.share, sim.full((2, 2), 1.0).refine_names("row", "column"))
+    assert code == "bad_argument"
+    assert "rename(None)" in text
 
 
 def test_bytes_that_are_no_message() -> None:
@@ -209,6 +218,24 @@ def test_bytes_that_are_no_message() -> None:
         assert code_of(torch_limbo.receive, bad)[0] == "bad_descriptor"
         assert code_of(torch_limbo.withdraw, bad)[0] == "bad_descriptor"
     assert bool((sim.read(torch_limbo.receive(memoryview(good))) == 1.0).all())
+
+
+@pytest.mark.parametrize("what", ["a text", None, 7, [1, 2]])
+def test_what_is_no_bytes(what: object) -> None:
+    for call in (torch_limbo.receive, torch_limbo.withdraw):
+        code, text = code_of(call, what)
+        assert code == "bad_argument"
+        assert type(what).__name__ in text
+
+
+def test_a_default_device_of_the_program() -> None:
+    tensor = sim.full((3,), 1.0)
+    torch.set_default_device("cuda")  # torch's factory functions go there
+    try:
+        assert torch_limbo.receive(torch_limbo.share(tensor)).data_ptr() == tensor.data_ptr()
+        assert code_of(torch_limbo.receive, b"")[0] == "bad_descriptor"
+    finally:
+        torch.set_default_device(None)
 
 
 def test_devices_that_do_not_exist() -> None:
