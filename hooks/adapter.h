@@ -44,6 +44,10 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   // While true, initialized() says no: torch changes only an allocator that is not.
   void hide_initialization(bool hide) noexcept { hidden_.store(hide); }
 
+  // Notes the initialised allocator that this one has taken the place of: private pools that were
+  // made before are its own, and are counted and released there.
+  void note_replaced(CUDAAllocator* replaced) noexcept { replaced_.store(replaced); }
+
   // ---- c10::Allocator and c10::DeviceAllocator (adapter.cpp) ------------------------------------
   c10::DataPtr allocate(std::size_t size_bytes) override;
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
@@ -114,10 +118,13 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
  private:
   [[nodiscard]] bool caching() const noexcept;
   void set_fraction(double fraction, int device);
+  // The replaced allocator if it has this pool, else null.
+  [[nodiscard]] CUDAAllocator* owner_of_pool(c10::DeviceIndex device, c10::MempoolId_t pool) const;
 
   std::atomic<bool> initialized_{false};
   std::atomic<bool> hidden_{false};
   std::atomic<bool> enabled_{true};
+  std::atomic<CUDAAllocator*> replaced_{nullptr};
   UncachedMemory uncached_;
   StockMappings mappings_;
 

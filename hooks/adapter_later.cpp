@@ -1,5 +1,6 @@
 // What the interface has and this version has not: history, private pools (CUDA graphs, MemPool),
-// checkpoints. README.md lists it; every entry raises the same clear error.
+// checkpoints. README.md lists it; every entry raises the same clear error. Pools that torch made
+// before Limbo was installed are released where they were made: their destructors may not throw.
 #include "hooks/adapter.h"
 #include "hooks/error_text.h"
 
@@ -20,6 +21,17 @@ void Adapter::attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker /*tr
   throw_not_available_yet("Tracking segments (attachAllocatorTraceTracker)");
 }
 
+torch_cuda::CUDAAllocator* Adapter::owner_of_pool(c10::DeviceIndex device,
+                                                  c10::MempoolId_t pool) const {
+  torch_cuda::CUDAAllocator* replaced = replaced_.load();
+  if (replaced == nullptr) return nullptr;
+  try {
+    return replaced->getPoolUseCount(device, pool) > 0 ? replaced : nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;  // an allocator without pools
+  }
+}
+
 void Adapter::beginAllocateToPool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/,
                                   std::function<bool(cudaStream_t)> /*filter*/) {
   throw_not_available_yet("Allocating to a private pool, as CUDA graphs do (beginAllocateToPool)");
@@ -29,11 +41,13 @@ void Adapter::endAllocateToPool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*
   throw_not_available_yet("Allocating to a private pool (endAllocateToPool)");
 }
 
-void Adapter::releasePool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) {
+void Adapter::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  if (auto* owner = owner_of_pool(device, pool)) return owner->releasePool(device, pool);
   throw_not_available_yet("Releasing a private pool (releasePool)");
 }
 
-int Adapter::getPoolUseCount(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) {
+int Adapter::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  if (auto* owner = owner_of_pool(device, pool)) return owner->getPoolUseCount(device, pool);
   throw_not_available_yet("Counting the users of a private pool (getPoolUseCount)");
 }
 
@@ -42,8 +56,10 @@ void Adapter::createOrIncrefPool(c10::DeviceIndex /*device*/, c10::MempoolId_t /
   throw_not_available_yet("Making a private pool, as torch.cuda.MemPool does (createOrIncrefPool)");
 }
 
-void Adapter::setUseOnOOM(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/,
-                          bool /*use_on_oom*/) {
+void Adapter::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) {
+  if (auto* owner = owner_of_pool(device, pool)) {
+    return owner->setUseOnOOM(device, pool, use_on_oom);
+  }
   throw_not_available_yet("Falling back to a private pool (setUseOnOOM)");
 }
 

@@ -76,6 +76,8 @@ const char* limbo_last_error(void) {
 }
 
 const char* limbo_error_name(int code) {
+  constexpr int kLast = static_cast<int>(limbo::ErrorCode::kInternal);
+  if (code < 0 || code > kLast) code = 0;  // no error's number
   // Every name is a literal, and so ends with a zero.
   return limbo::error_code_name(static_cast<limbo::ErrorCode>(code)).data();
 }

@@ -5,8 +5,10 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "allocator/error.h"
 #include "hooks/adapter.h"
@@ -53,6 +55,12 @@ void put_in_and_tell_python() {
   adapter().hide_initialization(false);
 }
 
+// What the adapter may call from now on stays, whoever else lets go of it.
+void keep_for_good(const std::shared_ptr<torch_cuda::CUDAAllocator>& allocator) {
+  static auto* kept = new std::vector<std::shared_ptr<torch_cuda::CUDAAllocator>>;
+  kept->push_back(allocator);
+}
+
 void take_over_initialization(bool initialized) {
   if (initialized) adapter().init(c10::cuda::device_count());
 }
@@ -83,36 +91,52 @@ void complete_installation() {
 void install() {
   require_usable();
   require_settings_allow();
+  bool was_initialized = false;
   {
     const std::lock_guard lock(change_mutex());
     if (!installed()) {
       torch_cuda::CUDAAllocator* before = current();
       require_unused(*before);
-      const bool was_initialized = before->initialized();
+      // torch owns it only by this pointer, if it is not torch's own.
+      const auto owner = torch::cuda::CUDAPluggableAllocator::getCurrentAllocator();
+      was_initialized = before->initialized();
       put_in_and_tell_python();
-      take_over_initialization(was_initialized);
+      if (was_initialized) {
+        keep_for_good(owner);
+        adapter().note_replaced(before);
+      }
     }
   }
+  take_over_initialization(was_initialized);
   complete_installation();
 }
 
 void replace_pluggable_wrapper() {
   require_usable();
   require_settings_allow();
+  bool was_initialized = false;
   {
-    const std::lock_guard lock(change_mutex());
+    // An allocation is on its way, perhaps with the GIL or a foreign lock held: where somebody
+    // changes torch's pointer just now, a later one does this.
+    const std::unique_lock lock(change_mutex(), std::try_to_lock);
+    if (!lock.owns_lock()) return;
     auto* wrapper = dynamic_cast<Pluggable*>(current());
     if (wrapper == nullptr) return;
     // torch keeps the wrapper: what it has handed out is freed through it.
     torch_cuda::allocator.store(&adapter());
-    take_over_initialization(wrapper->initialized());
+    was_initialized = wrapper->initialized();
   }
+  take_over_initialization(was_initialized);
   complete_installation();
 }
 
 void begin_making_allocator() {
   require_usable();
   require_settings_allow();
+  if (maker.load() == std::this_thread::get_id()) {
+    throw Error(ErrorCode::kBadArgument, "This thread is making an allocator object already.",
+                "Call limbo_torch_restore_allocator first.");
+  }
   change_mutex().lock();
   maker.store(std::this_thread::get_id());
   previous = current();

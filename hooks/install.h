@@ -17,8 +17,9 @@ void install();
 // Whether torch's CUDA memory comes from Limbo.
 [[nodiscard]] bool installed() noexcept;
 
-// Puts the adapter in the place of `wrapper`, torch's allocator object around limbo_malloc and
-// limbo_free, if that is torch's allocator now. Errors as install.
+// Puts the adapter in the place of torch's wrapper around limbo_malloc and limbo_free, if such a
+// wrapper is torch's allocator now. Never waits: does nothing while another thread is changing
+// torch's allocator. Errors as install.
 void replace_pluggable_wrapper();
 
 // What belongs to an installed allocator beside torch's pointer to it: c10's own table, and warnings
@@ -28,8 +29,8 @@ void complete_installation();
 
 // Between the two, Limbo's allocator stands in torch's place and is what torch hands to Python
 // (`torch._C._cuda_getAllocator`), whatever is used already: see capi.h. `end` puts back what was
-// there. A lock is held from one to the other, in one thread; `end` without `begin` throws
-// Error(kBadArgument).
+// there. A lock is held from one to the other, in one thread; `end` without `begin`, and `begin`
+// again before `end`, throw Error(kBadArgument).
 void begin_making_allocator();
 void end_making_allocator();
 

@@ -3,7 +3,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
 
 #include "allocator/error.h"
 #include "hooks/adapter.h"
@@ -60,6 +62,60 @@ TEST_F(Install, MakingTheObjectLeavesTorchAsItWas) {
 
 TEST_F(Install, AnEndWithoutABeginningIsRefused) {
   EXPECT_EQ(limbo_torch_restore_allocator(), static_cast<int>(ErrorCode::kBadArgument));
+}
+
+TEST_F(Install, ASecondBeginningBeforeTheEndIsRefused) {
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  EXPECT_EQ(limbo_torch_make_allocator(), static_cast<int>(ErrorCode::kBadArgument));
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+}
+
+// The allocating thread may hold the GIL, which the one that makes the object needs.
+TEST_F(Install, AllocationsDoNotWaitForTheMakingOfTheObject) {
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  auto other = std::async(std::launch::async, [] { return limbo_malloc(1000, 0, nullptr); });
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+  limbo_free(other.get(), 1000, 0, nullptr);
+}
+
+// An initialised allocator with one private pool and no memory, as torch's own can be.
+class WithOnePool final : public pluggable::CUDAPluggableAllocator {
+ public:
+  WithOnePool()
+      : CUDAPluggableAllocator([](std::size_t, int, cudaStream_t) -> void* { return nullptr; },
+                               [](void*, std::size_t, int, cudaStream_t) {}) {}
+  bool initialized() override { return true; }
+  int getPoolUseCount(c10::DeviceIndex /*device*/, c10::MempoolId_t pool) override {
+    return pool == kPool ? users : 0;
+  }
+  void releasePool(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) override { --users; }
+  void setUseOnOOM(c10::DeviceIndex /*device*/, c10::MempoolId_t /*pool*/, bool use) override {
+    use_on_oom = use;
+  }
+
+  static constexpr c10::MempoolId_t kPool{0, 77};
+  int users = 1;
+  bool use_on_oom = true;
+};
+
+// torch releases a pool in a destructor, where nothing may be thrown.
+TEST_F(Install, PoolsThatWereMadeBeforeAreReleasedWhereTheyWereMade) {
+  auto with_pool = std::make_shared<WithOnePool>();
+  const std::weak_ptr<WithOnePool> watched = with_pool;
+  pluggable::changeCurrentAllocator(with_pool);
+  with_pool.reset();
+  install();
+  ASSERT_EQ(torch_cuda::get(), &adapter());
+  ASSERT_FALSE(watched.expired());
+  EXPECT_EQ(torch_cuda::getPoolUseCount(0, WithOnePool::kPool), 1);
+  torch_cuda::setUseOnOOM(0, WithOnePool::kPool, false);
+  torch_cuda::releasePool(0, WithOnePool::kPool);
+  torch_cuda::emptyCache(WithOnePool::kPool);
+  EXPECT_EQ(watched.lock()->users, 0);
+  EXPECT_FALSE(watched.lock()->use_on_oom);
+  expect_starts_with(torch_error_of([] { torch_cuda::releasePool(0, WithOnePool::kPool); }),
+                     "limbo[not_available_yet]: ");
 }
 
 TEST_F(Install, MadeAgainWhereItIsInstalledAndInitialised) {
@@ -212,7 +268,7 @@ TEST(Versions, TheCopiesThatAreLoadedAreFoundByName) {
 
 TEST(CFunctions, ErrorsCarryCodeAndText) {
   EXPECT_STREQ(limbo_error_name(static_cast<int>(ErrorCode::kNotResizable)), "not_resizable");
-  EXPECT_STREQ(limbo_error_name(99), "unknown");
+  for (const int number : {-255, 0, 99, 257}) EXPECT_STREQ(limbo_error_name(number), "unknown");
   EXPECT_EQ(limbo_set_option("no_such_option", 1), static_cast<int>(ErrorCode::kUnknownOption));
   EXPECT_EQ(limbo_last_error_code(), static_cast<int>(ErrorCode::kUnknownOption));
   EXPECT_NE(std::string(limbo_last_error()).find("no_such_option"), std::string::npos);
