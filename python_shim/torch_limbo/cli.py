@@ -32,7 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--device",
         choices=("auto", "cuda", "simulated"),
         default="auto",
-        help="auto (the default): the GPU where there is one, else the simulated device",
+        help="auto (the default): what LIMBO_DEVICE says, else the GPU where there is one, else "
+        "the simulated device",
     )
     demo.add_argument(
         "--steps", type=int, default=8, metavar="N", help="training steps, 4 or more (default 8)"

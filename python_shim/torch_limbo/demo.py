@@ -167,6 +167,8 @@ def run_demo(device: str, steps: int) -> int:
 
 
 def _choose(device: str) -> str:
+    if device == "auto" and os.environ.get("LIMBO_DEVICE") in ("cuda", "simulated"):
+        device = os.environ["LIMBO_DEVICE"]
     if device == "simulated":
         return device
     if torch.cuda.is_available():

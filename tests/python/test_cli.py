@@ -10,14 +10,17 @@ import sys
 import pytest
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "torch_limbo", *arguments],
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
-        env={name: value for name, value in os.environ.items() if name != "LIMBO_DEVICE"},
+        env={
+            **{name: value for name, value in os.environ.items() if name != "LIMBO_DEVICE"},
+            **environment,
+        },
     )
 
 
@@ -55,10 +58,12 @@ def test_a_wrong_number_of_steps() -> None:
     assert "--steps cannot be 1" in done.stderr
 
 
-def test_the_demo_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = run("demo", "--device", "cuda")
-    assert done.returncode == 1
+@pytest.mark.parametrize("named_by", ["the option", "the environment"])
+def test_the_demo_on_a_gpu_that_is_not_there(named_by: str) -> None:
+    option = ["--device", "cuda"] if named_by == "the option" else []
+    variable = {} if option else {"LIMBO_DEVICE": "cuda"}
+    done = run("demo", *option, CUDA_VISIBLE_DEVICES="", **variable)
+    assert done.returncode == 1, done.stdout
     assert done.stderr.startswith("device_error: ")
     assert "--device simulated" in done.stderr
     assert "Traceback" not in done.stderr

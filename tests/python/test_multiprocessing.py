@@ -100,6 +100,33 @@ def test_the_last_messages_of_a_process_that_ends() -> None:
     child.close()
 
 
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return sim.of(sim.read(tensor) * 2)
+
+
+@pytest.mark.parametrize("end", ["close", "terminate"])
+def test_a_pool(end: str) -> None:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch_limbo"])
+    pool = context.Pool(2)
+    results = pool.map(doubled, [sim.full((100,), number) for number in range(8)])
+    getattr(pool, end)()
+    pool.join()
+    # The workers have ended: by themselves, after all was opened, or by a signal.
+    for number, tensor in enumerate(results):
+        assert bool((sim.read(tensor) == 2 * number).all())
+    del tensor
+    results.clear()
+
+
+def test_a_manager_cannot_send_on_yet() -> None:
+    with mp.get_context("spawn").Manager() as manager:
+        queue = manager.Queue()
+        queue.put(sim.full((3,), 1.0))
+        with pytest.raises(Exception, match=r"sending on is not available yet"):
+            queue.get()
+
+
 def test_one_tensor_in_one_message_twice(peer: Peer) -> None:
     tensor = sim.full((10,), 6.0)
     peer.call(remote.keep, "a", tensor)

@@ -96,9 +96,12 @@ def main() -> int:
         import pickle
 
         tensor = torch.full((5,), 2.0, device="cuda")
+        opens = torch_limbo.stats()["opens"]
         got = pickle.loads(ForkingPickler.dumps(tensor))
         if got.data_ptr() != tensor.data_ptr():
             failures.append("in one process: another address")
+        if torch_limbo.stats()["opens"] != opens:
+            failures.append("in one process: the driver was asked to open")
         # On another stream the reader waits for what its sender had queued.
         torch.cuda._sleep(200_000_000)
         tensor.fill_(3.0)
@@ -110,12 +113,39 @@ def main() -> int:
         if copy.tolist() != [3.0] * 5:
             failures.append(f"in one process, another stream: {copy.tolist()}")
 
+    def made_at(address: int, size: int, value: float, dtype: torch.dtype) -> torch.Tensor:
+        others = []  # kept, so that the allocator goes on to other blocks
+        for _ in range(10_000):
+            tensor = torch.full((size,), value, dtype=dtype, device="cuda")
+            if address in (0, tensor.data_ptr()):
+                return tensor
+            others.append(tensor)
+        raise AssertionError(f"no allocation came to lie at {address:#x}")
+
+    def one_address_in_two_shapes() -> None:
+        shapes = ((torch.float32, 3, 1.25), (torch.int8, 4, 7))
+        for order in (shapes, shapes[::-1]):
+            address = 0
+            for dtype, size, value in order:
+                tensor = made_at(address, size, value, dtype)
+                address = tensor.data_ptr()
+                queue.put(("again", tensor))
+                if not ours.poll(60):
+                    raise TimeoutError("again")
+                _, got, _ = ours.recv()
+                if got != facts(tensor):
+                    failures.append(f"at one address: sent {facts(tensor)}, got {got}")
+                del tensor
+                wait_for_empty_limbo()
+
     one_round()
     alone()
+    one_address_in_two_shapes()
     wait_for_empty_limbo()
     before = memory_use()
     one_round()
     alone()
+    one_address_in_two_shapes()
     wait_for_empty_limbo()
     after = memory_use()
     queue.put(None)
