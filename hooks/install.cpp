@@ -13,6 +13,7 @@
 #include "allocator/error.h"
 #include "hooks/adapter.h"
 #include "hooks/preconditions.h"
+#include "hooks/settings.h"
 
 namespace limbo {
 namespace {

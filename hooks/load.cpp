@@ -9,6 +9,7 @@
 #include "hooks/operators.h"
 #include "hooks/preconditions.h"
 #include "hooks/process.h"
+#include "hooks/settings.h"
 #include "hooks/sim_tensors.h"
 #include "hooks/version.h"
 
@@ -23,6 +24,7 @@ bool load() noexcept {
       return false;
     }
     register_operator_checks();
+    follow_later_settings();
     if (simulated()) install_simulated_guard();
     return true;
   } catch (...) {

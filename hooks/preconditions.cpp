@@ -1,12 +1,10 @@
 #include "hooks/preconditions.h"
 
-#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
 #include <link.h>
 
 #include <atomic>
-#include <cstdlib>
 
 #include "allocator/error.h"
 #include "allocator/sizes.h"
@@ -16,14 +14,6 @@ namespace limbo {
 namespace {
 
 std::atomic<bool> second_copy{false};
-
-// torch reads the first of these that is set.
-std::string allocator_settings() {
-  for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
-    if (const char* text = std::getenv(name)) return text;
-  }
-  return {};
-}
 
 std::string joined(const std::vector<std::string>& parts) {
   std::string text;
@@ -85,40 +75,6 @@ void require_usable() {
   }
 }
 
-bool settings_name(std::string_view text, std::string_view key) {
-  int depth = 0;  // inside "[...]" there are values only
-  std::size_t begin = 0;
-  for (std::size_t at = 0; at <= text.size(); ++at) {
-    const char c = at < text.size() ? text[at] : ',';
-    if (c == '[') ++depth;
-    if (c == ']') --depth;
-    if (c != ',' || (depth != 0 && at < text.size())) continue;
-    std::string_view entry = text.substr(begin, at - begin);
-    begin = at + 1;
-    entry = entry.substr(0, entry.find(':'));
-    while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
-    while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
-    if (entry == key) return true;
-  }
-  return false;
-}
-
-void require_settings_allow() {
-  const std::string settings = allocator_settings();
-  if (settings_name(settings, "backend")) {
-    throw Error(ErrorCode::kBadArgument,
-                "The allocator settings of torch name a backend (\"" + settings +
-                    "\"), and torch accepts none but its own there.",
-                "Take `backend:` out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF.");
-  }
-  try {
-    (void)c10::CachingAllocator::AcceleratorAllocatorConfig::instance();  // parses them, once
-  } catch (const c10::Error& error) {
-    throw Error(ErrorCode::kBadArgument, "torch refuses its allocator settings (\"" + settings +
-                                             "\"): " + error.what_without_backtrace());
-  }
-}
-
 void require_device_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current, int device) {
   constexpr const char* kAdvice =
       "Install Limbo before the first CUDA tensor is made: at the start of the program, or with "
@@ -143,23 +99,6 @@ void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current) {
   if (!current.initialized()) return;
   const int count = c10::cuda::device_count();
   for (int device = 0; device < count; ++device) require_device_unused(current, device);
-}
-
-void warn_about_settings() {
-  using c10::CachingAllocator::AcceleratorAllocatorConfig;
-  if (AcceleratorAllocatorConfig::use_expandable_segments()) {
-    TORCH_WARN("limbo: expandable_segments:True has no effect yet; segments come from cudaMalloc.");
-  }
-  std::vector<std::string> ignored;
-  const std::string settings = allocator_settings();
-  for (const char* key :
-       {"max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold",
-        "roundup_power2_divisions", "large_segment_size_mb"}) {
-    if (settings_name(settings, key)) ignored.emplace_back(key);
-  }
-  if (!ignored.empty()) {
-    TORCH_WARN("limbo: these allocator settings have no effect yet: ", joined(ignored), ".");
-  }
 }
 
 }  // namespace limbo

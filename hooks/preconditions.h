@@ -16,20 +16,10 @@ void require_usable();
 // Remembers that another copy was there first. Called once, while the library is loaded.
 void note_second_copy() noexcept;
 
-// Throws Error(kBadArgument) when PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF names a `backend`
-// (c10 compares it with the allocator's name and fails inside, later), or holds what c10 refuses.
-void require_settings_allow();
-
-// Whether the allocator settings `text` ("a:1,b:[2,3]") have `key` at the outer level.
-[[nodiscard]] bool settings_name(std::string_view text, std::string_view key);
-
 // Throws Error(kAlreadyInUse) when `current` is initialised and has memory out on any device, or
 // cannot say whether it has.
 void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current);
 void require_device_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current, int device);
-
-// Warns about settings that Limbo does not follow yet.
-void warn_about_settings();
 
 // The paths under which libraries of this name are loaded, for instance "libtorch_limbo".
 [[nodiscard]] std::vector<std::string> loaded_paths(std::string_view name);

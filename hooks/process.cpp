@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "hooks/callbacks.h"
+#include "hooks/settings.h"
 #include "ipc/fork_guard.h"
 
 namespace limbo {
@@ -15,6 +16,7 @@ std::atomic<bool> used{false};  // written once; read on every allocation
 Allocator& made_allocator() {
   static Allocator& made = []() -> Allocator& {
     Allocator& allocator = process_allocator();
+    follow_settings(allocator);
     allocator.add_free_memory_callback(run_free_memory_callbacks);
     used.store(true, std::memory_order_relaxed);
     return allocator;

@@ -12,7 +12,6 @@
 #include "hooks/capi.h"
 #include "hooks/preconditions.h"
 #include "hooks/version.h"
-#include "tests/support/child_process.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
@@ -195,57 +194,6 @@ TEST_F(Install, MemoryInUseIsCounted) {
         << text;
   }
   adapter().give(data);
-}
-
-LIMBO_CHILD_ROLE(install_and_report) {
-  child.send(std::to_string(limbo_torch_install()));
-  child.send(limbo_last_error());
-  return 0;
-}
-
-TEST_F(Install, ABackendInTheSettingsIsRefused) {
-  for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
-    ChildOptions options;
-    options.environment.emplace_back(name, "max_split_size_mb:100,backend:native");
-    ChildProcess child("install_and_report", {}, options);
-    EXPECT_EQ(child.receive(), std::to_string(static_cast<int>(ErrorCode::kBadArgument)));
-    EXPECT_NE(child.receive().find("backend"), std::string::npos);
-    child.finish();
-  }
-}
-
-TEST_F(Install, SettingsThatTorchRefusesAreRefused) {
-  ChildOptions options;
-  options.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", "no_such_key:1");
-  ChildProcess child("install_and_report", {}, options);
-  EXPECT_EQ(child.receive(), std::to_string(static_cast<int>(ErrorCode::kBadArgument)));
-  EXPECT_NE(child.receive().find("no_such_key"), std::string::npos);
-  child.finish();
-}
-
-TEST_F(Install, ExpandableSegmentsAreWarnedAboutOnce) {
-  ChildOptions options;
-  options.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF",
-                                   "expandable_segments:True,roundup_power2_divisions:[256:1,>:2]");
-  ChildProcess child("install_and_report", {}, options);
-  EXPECT_EQ(child.receive(), "0");
-  EXPECT_EQ(child.receive(), "");
-  child.finish();
-  const std::string output = child.output();
-  const std::size_t first = output.find("expandable_segments:True has no effect yet");
-  EXPECT_NE(first, std::string::npos) << output;
-  EXPECT_EQ(output.find("expandable_segments:True has no effect yet", first + 1),
-            std::string::npos);
-  EXPECT_NE(output.find("no effect yet: roundup_power2_divisions"), std::string::npos) << output;
-}
-
-TEST(Settings, KeysAreFoundAtTheOuterLevelOnly) {
-  EXPECT_TRUE(settings_name("backend:native", "backend"));
-  EXPECT_TRUE(settings_name("a:1, backend : native", "backend"));
-  EXPECT_TRUE(settings_name("roundup_power2_divisions:[256:1,512:2],backend:x", "backend"));
-  EXPECT_FALSE(settings_name("roundup_power2_divisions:[backend:1]", "backend"));
-  EXPECT_FALSE(settings_name("my_backend:1", "backend"));
-  EXPECT_FALSE(settings_name("", "backend"));
 }
 
 TEST(Versions, OnlyTheMinorVersionThatItWasBuiltForWillDo) {

@@ -1,0 +1,144 @@
+#include "hooks/settings.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/error.h"
+#include "allocator/sizes.h"
+#include "hooks/install.h"
+#include "hooks/process.h"
+
+namespace limbo {
+namespace {
+
+using c10::CachingAllocator::AcceleratorAllocatorConfig;
+
+// The one that follows; null before there is one. Written once.
+std::atomic<Allocator*> follower{nullptr};
+
+// torch reads the first of these that is set.
+std::string allocator_settings() {
+  for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
+    if (const char* text = std::getenv(name)) return text;
+  }
+  return {};
+}
+
+// True at the first call for each key.
+bool first_warning(const std::string& key) {
+  static std::mutex mutex;  // guards warned; a leaf
+  static auto* warned = new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  return warned->insert(key).second;
+}
+
+void warn_about(std::string_view text) {
+  if (AcceleratorAllocatorConfig::use_expandable_segments() &&
+      first_warning("expandable_segments")) {
+    TORCH_WARN("limbo: expandable_segments:True has no effect yet; segments come from cudaMalloc.");
+  }
+  std::string ignored;
+  for (const char* key :
+       {"roundup_power2_divisions", "large_segment_size_mb", "graph_capture_record_stream_reuse"}) {
+    if (!settings_name(text, key) || !first_warning(key)) continue;
+    ignored += (ignored.empty() ? "" : ", ") + std::string(key);
+  }
+  if (!ignored.empty()) {
+    TORCH_WARN("limbo: these allocator settings have no effect yet: ", ignored, ".");
+  }
+}
+
+void apply_settings(Allocator& allocator) {
+  // So that of two threads that change the settings the later one's are not replaced by what the
+  // other had read. Calls nothing but the allocator, which only stores them.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  allocator.set_policy(policy_in_settings());
+}
+
+void settings_changed(const std::string& text) {
+  if (in_forked_child()) return;
+  Allocator* const allocator = follower.load(std::memory_order_acquire);
+  if (allocator != nullptr) apply_settings(*allocator);
+  if (allocator != nullptr || installation_complete()) warn_about(text);
+}
+
+}  // namespace
+
+bool settings_name(std::string_view text, std::string_view key) {
+  int depth = 0;  // inside "[...]" there are values only
+  std::size_t begin = 0;
+  for (std::size_t at = 0; at <= text.size(); ++at) {
+    const char c = at < text.size() ? text[at] : ',';
+    if (c == '[') ++depth;
+    if (c == ']') --depth;
+    if (c != ',' || (depth != 0 && at < text.size())) continue;
+    std::string_view entry = text.substr(begin, at - begin);
+    begin = at + 1;
+    entry = entry.substr(0, entry.find(':'));
+    while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
+    while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
+    if (entry == key) return true;
+  }
+  return false;
+}
+
+void require_settings_allow() {
+  const std::string settings = allocator_settings();
+  if (settings_name(settings, "backend")) {
+    throw Error(ErrorCode::kBadArgument,
+                "The allocator settings of torch name a backend (\"" + settings +
+                    "\"), and torch accepts none but its own there.",
+                "Take `backend:` out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF.");
+  }
+  try {
+    (void)AcceleratorAllocatorConfig::instance();  // parses them, once
+  } catch (const c10::Error& error) {
+    throw Error(ErrorCode::kBadArgument, "torch refuses its allocator settings (\"" + settings +
+                                             "\"): " + error.what_without_backtrace());
+  }
+}
+
+AllocationPolicy policy_in_settings() {
+  AllocationPolicy policy;
+  policy.max_split_size_bytes = std::max(AcceleratorAllocatorConfig::max_split_size(),
+                                         sizes::kLargeSegment + sizes::kBlockUnit);
+  policy.max_non_split_rounding_bytes =
+      std::max(AcceleratorAllocatorConfig::max_non_split_rounding_size(), sizes::kLargeSegment);
+  policy.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
+  return policy;
+}
+
+void follow_settings(Allocator& allocator) {
+  follower.store(&allocator, std::memory_order_release);  // before they are read: none is missed
+  apply_settings(allocator);
+}
+
+void follow_later_settings() {
+  auto others = AcceleratorAllocatorConfig::getConfigParserHook();
+  AcceleratorAllocatorConfig::registerDeviceConfigParserHook(
+      [others = std::move(others)](const std::string& text) {
+        // c10 has set its own part by now, which is the one that is read here, and keeps it when
+        // the others' is refused.
+        settings_changed(text);
+        if (others) others(text);
+      },
+      {});
+}
+
+void warn_about_settings() {
+  warn_about(c10::CachingAllocator::getAllocatorSettings());
+}
+
+}  // namespace limbo
