@@ -21,6 +21,8 @@ bool is_consumers(std::string_view name) {
 
 class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
  protected:
+  void TearDown() override { expect_balance(sender_, reader_); }
+
   [[nodiscard]] static std::string_view point() { return fail_point_names()[GetParam()].name; }
   [[nodiscard]] static bool kills_reader() { return is_consumers(point()); }
   [[nodiscard]] bool dead(Peer& peer) { return !peer.process().running(); }

@@ -1,5 +1,7 @@
 #include "tests/processes/peer.h"
 
+#include <gtest/gtest.h>
+
 #include <sstream>
 #include <thread>
 
@@ -7,13 +9,33 @@
 
 namespace limbo::testing {
 
-std::string Peer::call(const std::string& command) {
+Peer::~Peer() {
+  try {
+    expect_balance();
+  } catch (const std::exception& failure) {
+    ADD_FAILURE() << failure.what();
+  }
+}
+
+void Peer::expect_balance(bool alone) {
+  if (::testing::Test::HasFailure() || unanswered_ != 0 || !child_.running()) return;
+  EXPECT_EQ(call(alone ? "balance alone" : "balance with_producers"), "")
+      << "left behind by process " << child_.pid();
+}
+
+void Peer::send(const std::string& command) {
   child_.send(command);
+  ++unanswered_;
+}
+
+std::string Peer::call(const std::string& command) {
+  send(command);
   return answer();
 }
 
 std::string Peer::answer() {
   const std::string answer = child_.receive();
+  --unanswered_;
   std::istringstream words(answer);
   std::string first;
   std::string rest;
@@ -131,6 +153,9 @@ void Peer::set_option(const std::string& name, std::int64_t value) {
 }
 void Peer::set_fail_points(const std::string& spec) {
   call("set_fail_points " + spec);
+}
+std::size_t Peer::passed(const std::string& fail_point) {
+  return std::stoul(call("passed " + fail_point));
 }
 void Peer::set_faults(const std::string& plan) {
   call("set_faults " + plan);

@@ -31,6 +31,10 @@ class PeerError : public std::runtime_error {
 class Peer {
  public:
   explicit Peer(const ChildOptions& options = {}) : child_("peer", {}, options) {}
+  // Expects the balance of a process that has not ended.
+  ~Peer();
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
 
   // Names of blocks are the test's own.
   void allocate(const std::string& name, std::size_t size_bytes, std::uint32_t value);
@@ -68,8 +72,16 @@ class Peer {
   [[nodiscard]] std::vector<std::string> holders();  // "pid state claims bytes why"
   void check_invariants();
 
+  // Lets it give up all that it holds, lends and has allocated, and fails the test, with names, if
+  // descriptors or mappings stay behind. Connections stay while both ends live: unless `alone`
+  // (whoever lent to it has ended), those with producers are not counted. Does nothing to a process
+  // that has ended or that owes an answer, and in a test that has failed.
+  void expect_balance(bool alone = false);
+
   void set_option(const std::string& name, std::int64_t value);
   void set_fail_points(const std::string& spec);
+  // How often a fail point was passed since it was set.
+  [[nodiscard]] std::size_t passed(const std::string& fail_point);
   void set_faults(const std::string& plan);  // the simulated device's
   [[nodiscard]] std::uint64_t driver_calls();
   [[nodiscard]] std::string device_name();
@@ -84,7 +96,7 @@ class Peer {
 
   // Sends a command and does not wait for its answer: for commands that do not come back, or whose
   // answer is asked for later.
-  void send(const std::string& command) { child_.send(command); }
+  void send(const std::string& command);
   std::string answer();
   std::string call(const std::string& command);
   // As call, but says whether the child answered at all (it may die of the command).
@@ -94,6 +106,7 @@ class Peer {
 
  private:
   ChildProcess child_;
+  int unanswered_ = 0;
 };
 
 }  // namespace limbo::testing

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -10,13 +11,16 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "allocator/device/sim_device.h"
 #include "allocator/error.h"
 #include "allocator/options.h"
 #include "ipc/fail_points.h"
 #include "ipc/sharing.h"
+#include "tests/processes/peer_balance.h"
 #include "tests/support/child_process.h"
+#include "tests/support/eventually.h"
 #include "tests/support/test_kernels.h"
 
 namespace limbo::testing {
@@ -65,6 +69,7 @@ class PeerRole {
 
   std::string allocate(Words& words) {
     const auto name = next(words);
+    balance_.begin_lending();
     Named made;
     made.size_bytes = next<std::size_t>(words);
     made.data = process_allocator().allocate(made.size_bytes, stream());
@@ -138,8 +143,10 @@ class PeerRole {
     options.current_stream = stream();
     if (limit >= 0) options.time_limit = std::chrono::milliseconds(limit);
     const std::string extra = "extra";
-    return to_hex(process_sharing().share(target.data, target.size_bytes, options,
-                                          std::as_bytes(std::span(extra))));
+    const Bytes message = process_sharing().share(target.data, target.size_bytes, options,
+                                                  std::as_bytes(std::span(extra)));
+    sent_.push_back(message);
+    return to_hex(message);
   }
   std::string receive(Words& words) {
     const auto name = next(words);
@@ -198,6 +205,25 @@ class PeerRole {
         << " pieces_mapped " << sharing.pieces_mapped << " opens " << sharing.opens << " closes "
         << sharing.closes;
     return out.str();
+  }
+  // Gives up everything. What stays behind then.
+  std::string balance(Words& words) {
+    const bool alone = next(words) == "alone";
+    for (const Bytes& message : sent_) process_sharing().withdraw(message);
+    sent_.clear();
+    for (const auto& [name, held] : blocks_) {
+      if (!held.received) process_allocator().free(held.data);
+    }
+    blocks_.clear();
+    std::string left;
+    (void)eventually(
+        [&] {
+          process_allocator().empty_cache();
+          left = balance_.left_behind(alone, process_sharing().stats().leases_connected);
+          return left.empty();
+        },
+        std::chrono::seconds(5));
+    return left;
   }
   std::string holders(Words&) {
     std::ostringstream out;
@@ -266,6 +292,7 @@ class PeerRole {
       {"receive", [this](Words& w) { return receive(w); }},
       {"receive_by_threads", [this](Words& w) { return receive_by_threads(w); }},
       {"stats", [this](Words& w) { return stats(w); }},
+      {"balance", [this](Words& w) { return balance(w); }},
       {"holders", [this](Words& w) { return holders(w); }},
       {"driver_calls", [this](Words& w) { return driver_calls(w); }},
       {"fork_idle_child", [this](Words& w) { return fork_idle_child(w); }},
@@ -325,6 +352,7 @@ class PeerRole {
          set_fail_points(spec);
          return std::string();
        }},
+      {"passed", [](Words& w) { return std::to_string(fail_point_passed(next(w))); }},
       {"set_faults",
        [](Words& w) {
          as_sim(device()).faults().add(next(w));
@@ -342,7 +370,9 @@ class PeerRole {
       {"leave_at_once", [](Words& w) -> std::string { ::_exit(next<int>(w)); }},
   };
 
+  PeerBalance balance_;
   std::map<std::string, Named> blocks_;
+  std::vector<Bytes> sent_;
   std::map<std::string, StreamHandle> streams_;
   StreamHandle current_ = nullptr;
   std::unique_ptr<TestKernels> kernels_;

@@ -1,0 +1,104 @@
+#include "tests/processes/peer_balance.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <stdexcept>
+
+#include "ipc/sharing.h"
+#include "tests/support/eventually.h"
+#include "tests/support/sizes.h"
+
+namespace limbo::testing {
+namespace {
+
+using Names = std::multiset<std::string>;
+
+constexpr char kLedger[] = "/memfd:limbo-ledger (deleted)";
+constexpr char kTimelines[] = "/memfd:limbo-timelines (deleted)";
+constexpr char kRow[] = "/memfd:limbo-row (deleted)";
+constexpr char kPidfd[] = "anon_inode:[pidfd]";
+constexpr char kSocket[] = "socket";
+
+// Rows are numbered; their kind is what can be compared.
+Names by_kind(const Names& names) {
+  Names kinds;
+  for (const std::string& name : names) {
+    kinds.insert(name.starts_with("/memfd:limbo-row-") ? kRow : name);
+  }
+  return kinds;
+}
+
+// What is in `after` and not in `before` is added to `sum`.
+void add_difference(const Names& before, const Names& after, Names& sum) {
+  std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
+                      std::inserter(sum, sum.end()));
+}
+
+// A message to nobody, taken back.
+void lend_once() {
+  Sharing& sharing = process_sharing();
+  Allocator& allocator = process_allocator();
+  void* data = allocator.allocate(kMiB, {0, nullptr});
+  sharing.withdraw(sharing.share(data, kMiB, {}, {}));
+  allocator.free(data);
+  const bool over = eventually([&] {
+    (void)sharing.collect();
+    allocator.empty_cache();
+    return sharing.stats().exports_open == 0 && allocator.stats(0).reserved_bytes[0].current == 0;
+  });
+  if (!over) throw std::runtime_error("the memory of a message to nobody does not come back");
+}
+
+}  // namespace
+
+PeerBalance::PeerBalance() {
+  (void)process_sharing().incarnation();
+  process_allocator().device().synchronize_device(0);
+  before_ = now();
+}
+
+void PeerBalance::begin_lending() {
+  if (lending_) return;
+  lending_ = true;
+  const Balance without = now();
+  lend_once();
+  const Balance with = now();
+  add_difference(without.descriptors, with.descriptors, before_.descriptors);
+  add_difference(without.memfd_mappings, with.memfd_mappings, before_.memfd_mappings);
+}
+
+std::string PeerBalance::left_behind(bool alone, std::size_t leases) const {
+  const Balance after = now();
+  Balance allowed = before_;
+  const std::size_t own = before_.memfd_mappings.count(kLedger);
+  const std::size_t links = alone ? 0 : after.memfd_mappings.count(kLedger) - own;
+  for (std::size_t count = 0; count < links; ++count) {
+    // The connection and the life line's far end; the link's pidfd and its watch's.
+    allowed.descriptors.insert({kLedger, kTimelines, kRow, kSocket, kSocket, kPidfd, kPidfd});
+    allowed.memfd_mappings.insert({kLedger, kTimelines, kRow});
+  }
+  for (std::size_t count = 0; count < leases; ++count) {
+    allowed.descriptors.insert({kRow, kSocket, kSocket, kPidfd});
+    allowed.memfd_mappings.insert(kRow);
+  }
+  std::string text = testing::left_behind(allowed, after);
+  std::replace(text.begin(), text.end(), '\n', ';');
+  return text;
+}
+
+// Files are left out: those of other processes of the test are among them.
+Balance PeerBalance::now() {
+  const Balance all = Balance::now();
+  Balance balance;
+  balance.descriptors = by_kind(all.descriptors);
+  balance.memfd_mappings = by_kind(all.memfd_mappings);
+  if (process_allocator().device().name() != "simulated") {
+    // A driver opens sockets and the like as it needs them.
+    std::erase_if(balance.descriptors,
+                  [](const std::string& name) { return !name.starts_with("/memfd:limbo"); });
+  }
+  return balance;
+}
+
+}  // namespace limbo::testing
