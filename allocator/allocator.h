@@ -151,8 +151,8 @@ class Allocator {
 
   // ---- making room ------------------------------------------------------------------------
 
-  // Called on a miss, in the order of registration, with no lock held; true says that something may
-  // have been freed. Never removed.
+  // Called on a miss, after the lender's collect, in the order of registration, with no lock held;
+  // true says that something may have been freed. Never removed.
   void add_free_memory_callback(std::function<bool()> callback);
 
   // Returns what is free to the driver; -1: of every device. Waits for the events of blocks that

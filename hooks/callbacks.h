@@ -12,8 +12,9 @@ namespace limbo {
 // already: by another copy of this library.
 bool register_collector();
 
-// Runs every callback of the registry but Limbo's own, which the allocator reaches directly. True
-// when one of them says that memory may have been freed. Holds no lock.
+// Runs every callback of the registry but Limbo's own, since the allocator asks its lender to
+// collect before it runs callbacks. True when one of them says that memory may have been freed.
+// Holds no lock.
 bool run_free_memory_callbacks();
 
 }  // namespace limbo

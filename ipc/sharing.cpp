@@ -73,8 +73,7 @@ struct SharingService::Lending : LeaseKeeper {
         producer(engine.device, allocator, own, capacities_from_options()),
         own_opens(engine.device, allocator, engine.worker),
         channel(engine.reaper, engine.worker, *this, own) {
-    allocator.set_lender(&producer);
-    allocator.add_free_memory_callback([this] { return producer.collect(); });
+    allocator.set_lender(&producer);  // on a miss it is asked to collect
     engine.worker.post([this] {
       engine.add_periodic(engine.worker, [this](Clock::time_point now) { return look(now); });
       engine.add_periodic(engine.worker,

@@ -14,6 +14,8 @@
 #include "hooks/callbacks.h"
 #include "hooks/current_stream.h"
 #include "hooks/install.h"
+#include "ipc/fail_points.h"
+#include "tests/support/eventually.h"
 #include "tests/support/shared_words.h"
 #include "tests/unit_torch/torch_support.h"
 
@@ -382,6 +384,20 @@ TEST_F(AdapterTest, AMissRunsTheCallbacksOfOthersAndNotItsOwn) {
   adapter().raw_delete(adapter().raw_alloc(kMiB));  // a hit
   EXPECT_EQ(callback_runs, 1);
   EXPECT_FALSE(registry->Create("limbo_collect")->Execute());  // nothing was lent
+}
+
+// Neither the registry nor the core collects a second time.
+TEST_F(AdapterTest, AMissCollectsOnce) {
+  void* lent = adapter().raw_alloc(kMiB);
+  Sharing& sharing = sharing_in_use();
+  sharing.withdraw(sharing.share(lent, kMiB, {}, {}));
+  adapter().raw_delete(lent);
+  ASSERT_TRUE(eventually([&] { return sharing.stats().exports_open == 0; }));
+  set_fail_points("collect.after_note=delay:0");  // counts the passes; nobody else collects now
+  void* data = adapter().raw_alloc(40 * kMiB);
+  EXPECT_EQ(fail_point_passed("collect.after_note"), 1U);
+  set_fail_points("");
+  adapter().raw_delete(data);
 }
 
 TEST_F(AdapterTest, WhatWaitsForALaterVersionSaysSo) {
