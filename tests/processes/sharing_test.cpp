@@ -355,6 +355,7 @@ TEST_F(SharingTest, AFullRowIsAnErrorThatNamesTheOption) {
   // It was declined: nothing is in flight for it any more.
   EXPECT_TRUE(small.becomes("in_flight", 0));
   for (int index = 0; index < 512; ++index) reader_.drop("r" + std::to_string(index));
+  EXPECT_TRUE(small.becomes("held_claims", 0));
   reader_.receive("r", small.share("b"));
   reader_.drop("r");
   small.free("b");
