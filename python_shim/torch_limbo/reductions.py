@@ -51,6 +51,7 @@ import torch.multiprocessing.reductions as torch_reductions
 from torch._namedtensor_internals import check_serializing_named_tensor
 
 from . import _library
+from .devices import by_uuid, device_argument, index_for_empty
 from .errors import LimboError, limbo_errors
 
 KIND_TENSOR = 0
@@ -58,90 +59,6 @@ KIND_PARAMETER = 1
 
 #: False after ``enable(multiprocessing="stock")``: then nothing is sent by descriptor.
 _sends_by_descriptor = True
-
-
-class DeviceByUuid(int):
-    """A device index at its sender, which stands for "that GPU, whatever its index is here"."""
-
-    uuid: str
-
-    def __new__(cls, index: int, uuid: str = "") -> DeviceByUuid:
-        made = super().__new__(cls, index)
-        made.uuid = uuid
-        return made
-
-    def __reduce__(self) -> tuple[type[DeviceByUuid], tuple[int, str]]:
-        return (type(self), (int(self), self.uuid))
-
-
-_uuids: dict[int, str] = {}
-
-
-def _by_uuid(device: torch.device) -> DeviceByUuid:
-    index = device.index or 0
-    if index not in _uuids:
-        known = not _library.simulated_is_chosen()
-        _uuids[index] = str(torch.cuda.get_device_properties(index).uuid) if known else ""
-    return DeviceByUuid(index, _uuids[index])
-
-
-def _index_for_empty(device: Any) -> int:
-    """Where to make a storage of size 0, which has no descriptor to name the GPU."""
-    if not isinstance(device, DeviceByUuid):
-        return max(device_argument(device), 0)
-    return _index_of_uuid(device.uuid) if device.uuid else int(device)
-
-
-def device_argument(device: Any) -> int:
-    """What the operators take as a device: an index, or -1 for "the owner's, by its UUID".
-
-    Takes None, an index, a ``torch.device``, a string ("cuda:1", or a GPU's UUID).
-    """
-    if device is None or isinstance(device, DeviceByUuid):
-        return -1
-    if isinstance(device, int):
-        if device < 0:
-            raise LimboError(
-                "bad_argument",
-                f"There is no device {device}. Give an index from 0 on, or None for the owner's.",
-            )
-        return int(device)
-    if isinstance(device, str) and _is_uuid(device):
-        return _index_of_uuid(device)
-    try:
-        named = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise LimboError("bad_argument", f"{device!r} does not name a CUDA device.") from error
-    if named.type != "cuda":
-        raise LimboError(
-            "bad_argument",
-            f"{named} is no CUDA device. Give a CUDA device, or None for the owner's.",
-        )
-    if named.index is not None:
-        return int(named.index)
-    return 0 if _library.simulated() else torch.cuda.current_device()
-
-
-def _is_uuid(text: str) -> bool:
-    """Whether a string is a GPU's UUID, with "GPU-" in front of it or not."""
-    return text.startswith("GPU-") or (len(text) == 36 and text.count("-") == 4)
-
-
-def _index_of_uuid(uuid: str) -> int:
-    wanted = uuid.removeprefix("GPU-").lower()
-    seen = []
-    if not _library.simulated():
-        for index in range(torch.cuda.device_count()):
-            found = str(torch.cuda.get_device_properties(index).uuid)
-            if found.removeprefix("GPU-").lower() == wanted:
-                return index
-            seen.append(found)
-    raise LimboError(
-        "device_not_visible",
-        f"No GPU with the UUID {uuid} is visible to this process; visible are: "
-        f"{', '.join(seen) or 'none'}. Make it visible (CUDA_VISIBLE_DEVICES), or name another "
-        "device.",
-    )
 
 
 def bytes_of(message: torch.Tensor) -> bytes:
@@ -182,7 +99,7 @@ class LimboStorage:
         if any(size):
             raise LimboError("bad_argument", "A received storage is made from a descriptor.")
         _library.start_cuda()
-        return _empty_tensor(torch.uint8, _index_for_empty(device)).untyped_storage()
+        return _empty_tensor(torch.uint8, index_for_empty(device)).untyped_storage()
 
     @classmethod
     def _new_shared_cuda(
@@ -237,7 +154,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
         tensor.storage_offset(),
         LimboStorage,
         tensor.dtype,
-        _by_uuid(tensor.device),
+        by_uuid(tensor.device),
         descriptor,
         storage_size_bytes,
         0,
@@ -263,7 +180,7 @@ def rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
     storage_size_bytes, requires_grad = arguments[8], arguments[10]
     if descriptor is None or storage_size_bytes == 0:
         _library.start_cuda()
-        tensor = _empty_tensor(dtype, _index_for_empty(device))
+        tensor = _empty_tensor(dtype, index_for_empty(device))
         tensor.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
     else:
         tensor = receive_tensor(descriptor, device)
@@ -327,7 +244,7 @@ def reduce_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if untyped.is_cuda and _sends_by_descriptor and _library.available():
         whole = _empty_tensor(torch.uint8, untyped.device.index or 0).set_(untyped)
         if _goes_by_descriptor(whole):
-            device = _by_uuid(untyped.device)
+            device = by_uuid(untyped.device)
             if untyped.nbytes() == 0:
                 return (rebuild_storage, (None, device))
             with limbo_errors():

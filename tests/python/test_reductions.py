@@ -17,7 +17,8 @@ import torch
 import torch.multiprocessing.reductions as torch_reductions
 import torch_limbo
 from peer import Peer
-from torch_limbo.reductions import DeviceByUuid, LimboStorage, send_by_descriptor
+from torch_limbo.devices import DeviceByUuid
+from torch_limbo.reductions import LimboStorage, send_by_descriptor
 
 pytestmark = pytest.mark.usefixtures("balanced")
 
