@@ -65,10 +65,13 @@ def shared_peer() -> Iterator[Peer]:
 
 @pytest.fixture
 def balanced(shared_peer: Peer) -> Iterator[None]:
-    """At the end of the test everything is as before: memory, exports, limbo, descriptors."""
+    """At the end of the test both processes are as before: memory, exports, limbo, descriptors."""
+    import remote
     from balance import Balance
 
     assert shared_peer.process.is_alive()
+    shared_peer.call(remote.take_balance)
     balance = Balance()
     yield
     balance.check()
+    shared_peer.call(remote.check_balance)

@@ -9,15 +9,14 @@ from typing import Any
 import sim
 import torch
 import torch_limbo
+from balance import Balance
+
+_balance: Balance | None = None
 
 #: What this process holds, by the name that the test gave it.
 HELD: dict[str, Any] = {}
 
 _CUDA = 1  # c10::DeviceType::CUDA
-
-
-def identity(value: Any) -> Any:
-    return value
 
 
 def receive(name: str, message: bytes) -> torch.Tensor:
@@ -35,6 +34,10 @@ def values(name: str) -> torch.Tensor:
     return sim.read(HELD[name])
 
 
+def nested_values(name: str) -> torch.Tensor:
+    return sim.read(HELD[name]["nested"][0])
+
+
 def fill(name: str, value: float) -> None:
     sim.fill(HELD[name], value)
 
@@ -48,6 +51,18 @@ def drop(*names: str) -> None:
 def drop_all() -> None:
     HELD.clear()
     gc.collect()
+
+
+def take_balance() -> None:
+    """What this process has now is what `check_balance` will ask for."""
+    global _balance
+    _balance = Balance()
+
+
+def check_balance() -> None:
+    assert not HELD, f"the test has left {list(HELD)} here"
+    assert _balance is not None
+    _balance.check()
 
 
 def stats() -> dict[str, Any]:

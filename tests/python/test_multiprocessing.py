@@ -79,10 +79,11 @@ def test_a_simple_queue() -> None:
 
 def test_a_pipe(peer: Peer) -> None:
     tensor = sim.full((10,), 6.0)
+    receives = peer.call(remote.stats)["receives"]
     peer.call(remote.keep, "t", {"nested": [tensor]})
     del tensor
-    back = peer.call(remote.stats)
-    assert back["receives"] >= 1
+    assert peer.call(remote.stats)["receives"] == receives + 1
+    assert bool((peer.call(remote.nested_values, "t") == 6.0).all())
     peer.call(remote.drop, "t")
 
 

@@ -201,14 +201,14 @@ assert pickle.loads(ForkingPickler.dumps(tensor)).data_ptr() == tensor.data_ptr(
 def test_views_that_conjugate_or_negate() -> None:
     values = torch.tensor([1 + 2j, 3 - 4j])
     tensor = sim.of(values)
-    for view, read in ((tensor.conj(), values.conj()), (torch._neg_view(tensor), -values)):
+    for view in (tensor.conj(), torch._neg_view(tensor)):
         function, arguments = torch_reductions.reduce_tensor(view)
         for size in (2, 1):  # untouched, and with another size written into it
             got = function(arguments[0], torch.Size([size]), *arguments[2:])
             assert (got.is_conj(), got.is_neg()) == (view.is_conj(), view.is_neg())
             assert got.data_ptr() == tensor.data_ptr()
             plain = torch._neg_view(got) if got.is_neg() else got.conj()
-            assert torch.equal(sim.read(plain), values[:size]), read
+            assert torch.equal(sim.read(plain), values[:size])
             del got, plain
         del view
     del tensor
@@ -265,11 +265,12 @@ def test_stock_multiprocessing_leaves_the_sending_to_torch() -> None:
 
 
 def test_receiving_goes_on_where_sending_is_torchs(shared_peer: Peer) -> None:
-    data = bytes(ForkingPickler.dumps(shared_peer.call(remote.identity, 1)))
-    assert loads(data) == 1
+    own = sim.full((3,), 1.0)
+    data = bytes(ForkingPickler.dumps(own))
     message = shared_peer.call(remote.make, "t", (5,), 4.0)
     send_by_descriptor(False)
     try:
+        assert loads(data).data_ptr() == own.data_ptr()
         tensor = torch_limbo.receive(message)
         assert bool((sim.read(tensor) == 4.0).all())
         del tensor
