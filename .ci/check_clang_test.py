@@ -45,6 +45,11 @@ class CheckClangTests(unittest.TestCase):
     def test_a_warning_counts(self) -> None:
         self.assertEqual(check({"a/x.cpp": "void x() { int y; }\n"})[0], 1)
 
+    def test_names_of_two_files_may_be_the_same(self) -> None:
+        own = "namespace { int own; } int* %s = &own;\n"
+        code, output = check({"a/x.cpp": own % "x", "a/y.cpp": own % "y"})
+        self.assertEqual(code, 0, output)
+
     def test_mains_do_not_meet(self) -> None:
         main = "int main() { return 0; }\n"
         code, output = check({"tools/x.cpp": main, "tools/y.cpp": main, "a/z_main.cpp": main})

@@ -89,14 +89,14 @@ void require_fit(c10::StorageImpl& storage, std::uint64_t elements, std::size_t 
 }
 
 // Null for tensors that have none (sparse ones, for instance).
-c10::StorageImpl* storage_of_tensor(const at::Tensor& tensor) {
+c10::StorageImpl* storage_if_any(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return nullptr;
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 const at::Tensor& checked_resize(const at::Tensor& self, at::IntArrayRef size,
                                  std::optional<at::MemoryFormat> memory_format) {
-  c10::StorageImpl* storage = storage_of_tensor(self);
+  c10::StorageImpl* storage = storage_if_any(self);
   if (storage != nullptr && !storage->resizable()) {
     for_torch([&] {
       refuse_negative_sizes(size);
@@ -128,7 +128,7 @@ at::Tensor& checked_set(at::Tensor& self, at::Storage source, std::int64_t stora
 }
 
 void checked_record_stream(at::Tensor& self, at::Stream stream) {
-  if (const c10::StorageImpl* storage = storage_of_tensor(self)) {
+  if (const c10::StorageImpl* storage = storage_if_any(self)) {
     if (Adapter::record_use(storage->data_ptr(), to_stream_ref(stream))) return;
   }
   at::cuda::record_stream(self, stream);

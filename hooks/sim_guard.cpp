@@ -11,7 +11,7 @@
 namespace limbo {
 namespace {
 
-c10::Device cuda_device(int index) {
+c10::Device guarded_device(int index) {
   return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
@@ -25,9 +25,9 @@ class SimulatedGuard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Device exchangeDevice(c10::Device device) const override {
     check(device);
-    return cuda_device(set_simulated_device(device.index()));
+    return guarded_device(set_simulated_device(device.index()));
   }
-  c10::Device getDevice() const override { return cuda_device(simulated_device()); }
+  c10::Device getDevice() const override { return guarded_device(simulated_device()); }
   void setDevice(c10::Device device) const override {
     check(device);
     set_simulated_device(device.index());
