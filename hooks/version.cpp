@@ -1,6 +1,11 @@
 #include "hooks/version.h"
 
-#include <ATen/Version.h>
+#include <cstdint>
+
+// Of torch's stable C interface: major, minor and patch in the highest three bytes. Weak, so that a
+// torch without it is told apart instead of failing to load. (at::show_config() has the version as
+// text, but starts the driver to find out about GPUs; loading a library must not.)
+extern "C" __attribute__((weak)) std::uint64_t aoti_torch_abi_version();
 
 namespace limbo {
 
@@ -9,13 +14,10 @@ std::string torch_built_for() {
 }
 
 std::string torch_running_under() {
-  // The only place where a loaded torch tells its version to C++.
-  const std::string config = at::show_config();
-  constexpr std::string_view kKey = "TORCH_VERSION=";
-  const std::size_t at = config.find(kKey);
-  if (at == std::string::npos) return "unknown";
-  const std::size_t begin = at + kKey.size();
-  return config.substr(begin, config.find_first_of(", \n", begin) - begin);
+  if (aoti_torch_abi_version == nullptr) return "unknown";
+  const std::uint64_t version = aoti_torch_abi_version();
+  const auto byte = [&](unsigned shift) { return std::to_string((version >> shift) & 0xff); };
+  return byte(56) + "." + byte(48) + "." + byte(40);
 }
 
 bool same_minor_version(std::string_view running, int major, int minor) {

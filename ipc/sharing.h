@@ -72,7 +72,9 @@ class ReceivedBlock {
   // The producer has died; the memory stays readable, unfinished work of it will not come.
   [[nodiscard]] virtual bool orphaned() const noexcept = 0;
 
-  // The block is also used on `stream`: the release waits for what that has queued by then.
+  // The block is also used on `stream`: the release waits for what that has queued by then. A stream
+  // that was named lives until stats().releases_pending is 0: NVIDIA's driver crashes on the handle
+  // of one that was destroyed. (torch never destroys its own.)
   virtual void record_stream(StreamRef stream) = 0;
 
   // Gives the block back behind the streams that used it. The host goes on at once. Idempotent: a
