@@ -136,7 +136,7 @@ const char* limbo_device_name(void) {
     if (limbo::simulated()) return std::string("simulated");
     std::string why;
     if (!limbo::cuda_available(&why)) {
-      throw limbo::Error(limbo::ErrorCode::kDeviceError, "CUDA cannot be used here: " + why,
+      throw limbo::Error(limbo::ErrorCode::kDeviceError, "CUDA cannot be used here: " + why + ".",
                          "LIMBO_DEVICE=simulated chooses the simulated device.");
     }
     return std::string("cuda");

@@ -207,7 +207,7 @@ def library_path() -> Path:
 def simulated() -> bool:
     """Whether this process works on the simulated device (LIMBO_DEVICE=simulated).
 
-    Makes the process's device at the first call; raises ``device_error`` where there is none.
+    Starts nothing; raises ``device_error`` where there is none.
     """
     global _device_name
     if _device_name is None:
