@@ -80,6 +80,16 @@ DeviceHeap& Allocator::Impl::heap(int index) {
               "This process has " + std::to_string(heaps.size()) + " device(s), counted from 0.");
 }
 
+// Two threads that name it mean two streams: a block would go from one to the other without any
+// order, and an event recorded at a free would be of the freeing thread's stream.
+void Allocator::Impl::require_named(StreamRef stream) {
+  constexpr std::uintptr_t kPerThread = 2;
+  if (reinterpret_cast<std::uintptr_t>(stream.handle) != kPerThread) return;
+  throw Error(ErrorCode::kBadArgument,
+              "cudaStreamPerThread was named as a stream: its meaning changes with the thread.",
+              "Use a stream of your own, or the default one.");
+}
+
 std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_at(
     const void* data) {
   int index = page_table.device_of(data);

@@ -107,7 +107,8 @@ class Allocator {
 
   // Returns a block of at least size_bytes, 512-aligned; null for 0 (no driver call). Throws
   // OutOfMemory after the whole slow path has been tried, Error(kBadArgument) for a device that
-  // does not exist, Error(kDeviceError) when the driver refuses for another reason.
+  // does not exist and for cudaStreamPerThread, Error(kDeviceError) when the driver refuses for
+  // another reason.
   [[nodiscard]] void* allocate(std::size_t size_bytes, StreamRef stream);
 
   // `data` as allocate returned it; null does nothing. Throws kDoubleFree, kInteriorFree or
@@ -116,7 +117,8 @@ class Allocator {
 
   // Freed, the block waits for the work that `stream` has queued by then. False when `data` is not
   // in a block of this allocator that is allocated, or freed and still pinned (nothing happens).
-  // For a pinned block that was freed already, "by then" is its last unpin.
+  // For a pinned block that was freed already, "by then" is its last unpin. Throws
+  // Error(kBadArgument) as allocate does.
   bool record_stream(const void* data, StreamRef stream);
 
   // The allocated block that holds `data`, which may point into it; nothing if there is none.

@@ -34,7 +34,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   ~Impl() override;
 
   // ---- allocator.cpp ----
-  [[nodiscard]] DeviceHeap& heap(int device);  // throws kBadArgument
+  [[nodiscard]] DeviceHeap& heap(int device);   // throws kBadArgument
+  static void require_named(StreamRef stream);  // throws kBadArgument for cudaStreamPerThread
   [[nodiscard]] DeviceHeap& heap_of(const Block& block) noexcept {
     return *heaps[static_cast<std::size_t>(block.segment->stream.device)];
   }

@@ -25,9 +25,10 @@ class Lender {
   virtual bool collect_thoroughly(int device, std::chrono::milliseconds at_most) = 0;
 
   // The allocator wants to return a piece to the driver: it has neither a live block nor a pin, and
-  // no block of it is handed out until piece_returned or keep_piece. True when nobody maps it, so
-  // that it may be returned now. False: the lender has flagged it, consumers will unmap it, and the
-  // allocator keeps it and asks again later.
+  // no block of it is handed out until that is done or given up. True when nobody maps it, so that
+  // it may be returned now (where the driver refuses, the allocator goes on with the piece). False:
+  // the lender has flagged it, consumers will unmap it, and the allocator keeps it and asks again
+  // later.
   virtual bool may_return_piece(std::uint64_t piece_id) = 0;
 
   // Follows a true may_return_piece when the memory has gone back to the driver.

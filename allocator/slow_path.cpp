@@ -94,6 +94,7 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request) {
 }
 
 void* Allocator::Impl::allocate_slow(const Request& request) {
+  require_named(request.stream);
   DeviceHeap& at = *heaps[static_cast<std::size_t>(request.stream.device)];
   complete_events(at);
   if (void* data = search(request)) return data;

@@ -14,6 +14,7 @@ namespace limbo {
 
 bool Allocator::record_stream(const void* data, StreamRef stream) {
   static_cast<void>(impl_->heap(stream.device));
+  Impl::require_named(stream);
   const auto [at, lock] = impl_->lock_heap_at(data);
   Block* block = at == nullptr ? nullptr : impl_->page_table.holding(data);
   if (block == nullptr) return false;

@@ -65,6 +65,16 @@ TEST_F(AllocatorWaits, OtherPointersAreSaidToBeNone) {
   EXPECT_ERROR(static_cast<void>(allocator_.record_stream(data, {5, nullptr})), kBadArgument);
 }
 
+// It means another stream in every thread, so neither its order nor its end can be relied on.
+TEST_F(AllocatorWaits, ThePerThreadStreamIsRefused) {
+  const StreamRef per_thread{0, reinterpret_cast<StreamHandle>(2)};
+  std::byte* data = allocate(4096);
+  EXPECT_ERROR(static_cast<void>(allocator_.record_stream(data, per_thread)), kBadArgument);
+  allocator_.free(data);
+  EXPECT_EQ(active(), 0);
+  EXPECT_ERROR(static_cast<void>(allocate(4096, per_thread)), kBadArgument);
+}
+
 TEST_F(AllocatorWaits, EmptyCacheWaits) {
   std::byte* data = allocate(4096);
   EXPECT_TRUE(allocator_.record_stream(data, user_));
