@@ -10,7 +10,7 @@ namespace {
 
 const Option kExitDrain({"exit_drain_ms", "ms", 0, 24LL * 60 * 60 * 1000, 5000,
                          "how long a process waits at its exit until the messages that are in "
-                         "flight have been opened"});
+                         "flight have been opened and what is held has been written"});
 
 SharingService& service();
 

@@ -111,7 +111,8 @@ class Producer : public Lender {
   // ---- for people and for exit ------------------------------------------------------------
   [[nodiscard]] std::vector<Holder> holders();
   void add_stats(SharingStats& stats);  // fills the producer's part
-  // Nothing is in flight and every noted holder has mapped the pieces that it holds.
+  // Nothing is in flight, every noted holder has mapped the pieces that it holds, and the work that
+  // was queued before their sends is done.
   [[nodiscard]] bool drained();
   // Tells every waiter that this process's GPU work will not come.
   void mark_context_lost();

@@ -123,8 +123,9 @@ void Producer::add_stats(SharingStats& stats) {
   }
 }
 
-// A first open after the producer's end fails, so holders must have mapped what they hold. Who has
-// ended opens nothing any more.
+// A first open after the producer's end fails, so holders must have mapped what they hold; and work
+// that is queued goes with the process, so what was queued before the sends must have been done. Who
+// has ended opens nothing any more.
 bool Producer::drained() {
   Impl& impl = *impl_;
   Impl::Hold hold(impl);
@@ -132,12 +133,14 @@ bool Producer::drained() {
   if (impl.exports.counts().in_flight > 0) return false;
   for (const auto& lease : impl.leases) {
     if (lease->gone) continue;
-    bool all_mapped = true;
+    bool all_there = true;
     lease->for_each_mirror([&](std::uint32_t, std::uint32_t index, ProducerClock::time_point) {
-      const std::uint32_t piece = impl.exports.record(index).piece_index;
-      all_mapped &= lease->maps(piece, impl.pieces.record(piece).generation);
+      const ExportRecord& record = impl.exports.record(index);
+      all_there &=
+          lease->maps(record.piece_index, impl.pieces.record(record.piece_index).generation);
+      for (const TimelinePoint& point : record.points) all_there &= impl.timelines.reached(point);
     });
-    if (!all_mapped) return false;
+    if (!all_there) return false;
   }
   return true;
 }

@@ -155,8 +155,8 @@ class Sharing {
   [[nodiscard]] virtual std::vector<Holder> holders() = 0;
   [[nodiscard]] virtual SharingStats stats() = 0;
 
-  // Waits, at most `at_most`, until nothing is in flight and every holder has mapped what it holds.
-  // Called at exit (option exit_drain_ms). True when that was reached.
+  // Waits, at most `at_most`, until nothing is in flight, every holder has mapped what it holds, and
+  // what was queued before it was sent is done. Called at exit (option exit_drain_ms). True when that was reached.
   virtual bool drain(std::chrono::milliseconds at_most) = 0;
 
   [[nodiscard]] virtual Incarnation incarnation() = 0;

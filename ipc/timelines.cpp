@@ -116,6 +116,10 @@ void Timelines::wait(StreamRef stream, const TimelinePoint& point) {
                     point.number);
 }
 
+bool Timelines::reached(const TimelinePoint& point) const noexcept {
+  return point.number == 0 || value(point.index).load(std::memory_order_acquire) >= point.number;
+}
+
 void Timelines::end_all() noexcept {
   for (std::uint32_t index = 0; index < capacity_; ++index) {
     value(index).store(protocol::kTimelineEnded, std::memory_order_release);

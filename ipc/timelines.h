@@ -37,6 +37,9 @@ class Timelines {
   // Later work of `stream` waits for a number of this process's own.
   void wait(StreamRef stream, const TimelinePoint& point);
 
+  // Whether the stream has got there. Makes no device call.
+  [[nodiscard]] bool reached(const TimelinePoint& point) const noexcept;
+
   // Lets every wait pass: this process's GPU work will not come.
   void end_all() noexcept;
 

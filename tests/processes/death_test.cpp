@@ -207,6 +207,17 @@ TEST_F(DeathTest, ASenderWaitsAtItsExitForItsLastMessage) {
                !std::filesystem::is_empty(sandbox_.runtime_dir()));
 }
 
+// What the reader holds was still to be written.
+TEST_F(DeathTest, ASenderWaitsAtItsExitForTheWorkBeforeItsLastMessage) {
+  sender_.allocate("b", kMiB, 5);
+  sender_.write_for("b", 6, milliseconds(500));
+  reader_.receive("r", sender_.share("b"));
+  sender_.free("b");
+  sender_.leave(0);
+  EXPECT_TRUE(sender_.process().wait().success());
+  EXPECT_TRUE(reader_.holds("r", 6));
+}
+
 TEST_F(DeathTest, ASendersExitDoesNotWaitLongerThanTheOptionSays) {
   sender_.set_option("exit_drain_ms", 100);
   sender_.allocate("b", kMiB, 5);

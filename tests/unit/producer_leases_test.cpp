@@ -4,6 +4,7 @@
 
 #include "allocator/options.h"
 #include "ipc/incarnation.h"
+#include "tests/support/shared_words.h"
 #include "tests/unit/producer_support.h"
 
 namespace limbo {
@@ -374,16 +375,20 @@ TEST_F(ProducerLeases, AllocationWaitsForWhatIsMappedAndNotForWhatIsInUse) {
 }
 
 // Trace 11: a producer may exit only when its holders have mapped what they hold.
-TEST_F(ProducerLeases, DrainedMeansClaimedAndMapped) {
+TEST_F(ProducerLeases, DrainedMeansClaimedMappedAndWritten) {
   PlayedConsumer consumer(*producer_);
   EXPECT_TRUE(producer_->drained());
   std::byte* data = allocate();
+  SharedWords gate(*sim_);
+  sim_->wait_word({0, nullptr}, gate.word(0), 1);
   const ExportTicket ticket = share(data);
   EXPECT_FALSE(producer_->drained());  // in flight
   ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
   EXPECT_FALSE(producer_->drained());  // claimed, and its first open would fail
   consumer.mark_mapped(ticket);
-  EXPECT_TRUE(producer_->drained());
+  EXPECT_FALSE(producer_->drained());  // the work before the send has not been done
+  gate.store(0, 1);
+  EXPECT_TRUE(eventually([&] { return producer_->drained(); }));
   consumer.mark_mapped(ticket, false);
   EXPECT_FALSE(producer_->drained());
   producer_->lease_gone(consumer.lease(), "");
