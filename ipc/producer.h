@@ -103,6 +103,8 @@ class Producer : public Lender {
   // ---- time (called by the reaper) --------------------------------------------------------
   // When run_time_limits has something to do next; nothing if never.
   [[nodiscard]] std::optional<Clock::time_point> next_deadline();
+  // Ends what is out of time, and where there is any, runs a pass, which closes what can be closed.
+  // Where nothing is out of time it closes nothing: that is for collect.
   void run_time_limits(Clock::time_point now);
   // Whether anything is lent, so that the reaper should collect from time to time: neither the free
   // of a lent block nor a release by a GPU tells anybody.

@@ -293,6 +293,26 @@ TEST_F(ProducerCollect, EarliestDeadlineComesFirstWhateverTheOrderOfSends) {
   consumer.release_all();
 }
 
+// Who looks at the time takes over what was let go, and closes nothing where nothing is out of time.
+// The next collect closes it, though no dirty word and no free tells of it any more.
+TEST_F(ProducerCollect, WhatIsLetGoBeforeALookAtTheTimeIsClosedByTheNextCollect) {
+  for (const bool runs_limits : {false, true}) {
+    std::byte* data = allocate();
+    const ExportTicket ticket = share(data);
+    const OwnOpen own = producer_->open_own(ticket.export_index, ticket.generation);
+    allocator_->unpin(own.block.block);
+    producer_->collect();
+    allocator_->free(data);
+    if (runs_limits) producer_->run_time_limits(Producer::Clock::now() + seconds(1000));
+    EXPECT_FALSE(producer_->next_deadline().has_value());
+    producer_->check_invariants();
+    EXPECT_EQ(word(ticket).state, ExportState::kOpen);
+    EXPECT_TRUE(producer_->collect());
+    EXPECT_EQ(word(ticket).state, ExportState::kFree);
+    EXPECT_EQ(limbo_blocks(), 0);
+  }
+}
+
 // Trace 2, and the negative control of the time limit: HELD ones are never touched.
 TEST_F(ProducerCollect, TimeLimitNeverTouchesWhatIsHeld) {
   PlayedConsumer consumer(*producer_);
