@@ -85,6 +85,10 @@ class WithOnePool final : public pluggable::CUDAPluggableAllocator {
       : CUDAPluggableAllocator([](std::size_t, int, cudaStream_t) -> void* { return nullptr; },
                                [](void*, std::size_t, int, cudaStream_t) {}) {}
   bool initialized() override { return true; }
+  // Nothing is reserved: where there is a GPU, installing asks.
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
+    return {};
+  }
   int getPoolUseCount(c10::DeviceIndex /*device*/, c10::MempoolId_t pool) override {
     return pool == kPool ? users : 0;
   }
