@@ -22,11 +22,10 @@ namespace {
 
 using Clock = ServiceThread::Clock;
 
-// How often the producer looks when nothing asks it to: while freed blocks wait for readers (more
-// slowly while nothing comes back), and while exports are open.
+// How often the producer looks while anything is lent and nothing asks it to (the free of a lent block
+// tells nobody): more slowly while nothing comes back.
 constexpr std::chrono::milliseconds kCollectSoon{10};
 constexpr std::chrono::milliseconds kCollectLater{50};
-constexpr std::chrono::milliseconds kLookForLimbo{100};
 constexpr std::chrono::milliseconds kDrainStep{1};
 
 }  // namespace
@@ -96,10 +95,6 @@ struct SharingService::Lending : LeaseKeeper {
       return next;
     }
     interval = kCollectSoon;
-    // A free does not wake anybody, so somebody has to look whether there is limbo now.
-    SharingStats stats;
-    producer.add_stats(stats);
-    if (stats.exports_open > 0) wake_at(now + kLookForLimbo);
     return next;
   }
 
