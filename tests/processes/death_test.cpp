@@ -138,6 +138,7 @@ TEST_F(DeathTest, OneReadersDeathLeavesTheOthersAlone) {
 TEST_F(DeathTest, AKilledSendersBlocksStayReadable) {
   sender_.allocate("b", kMiB, 5);
   sender_.allocate("c", kMiB, 6);
+  sender_.synchronize();  // what a killed process had queued goes with it
   reader_.receive("r", sender_.share("b"));
   const std::string late = sender_.share("c");
   EXPECT_FALSE(reader_.orphaned("r"));
@@ -163,6 +164,7 @@ TEST_F(DeathTest, AKilledSendersBlocksStayReadable) {
 
 TEST_F(DeathTest, AFirstOpenAfterTheSendersEndSaysSo) {
   sender_.allocate("b", kMiB, 5);
+  sender_.synchronize();
   reader_.receive("r", sender_.share("b"));
   sender_.allocate("c", 20 * kMiB, 6);
   const std::string message = sender_.share("c");
