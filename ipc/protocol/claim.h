@@ -29,6 +29,7 @@
 
 #include "ipc/fail_points.h"
 #include "ipc/protocol/memory.h"
+#include "ipc/protocol/mistakes.h"
 #include "ipc/protocol/words.h"
 
 namespace limbo::protocol {
@@ -116,6 +117,7 @@ void release_by_host(Memory& memory, const Row& row, std::uint32_t slot,
   memory.store(row.claim(slot), claim_bits(target, ClaimState::kReleased),
                std::memory_order_release);
   LIMBO_FAIL_POINT("release.after_released");
+  if (makes(Mistake::kReleaseWithoutDirty)) return;
   mark_dirty(memory, row, slot, std::memory_order_release);
   LIMBO_FAIL_POINT("release.after_dirty");
 }
