@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "allocator/device/device.h"
 #include "allocator/error.h"
 #include "hooks/current_stream.h"
 #include "hooks/process.h"
@@ -132,7 +133,17 @@ TensorLayout whole_storage(std::size_t size_bytes) {
   return layout;
 }
 
+// Checked as a device is that memory is opened on.
+void check_device(int device) {
+  (void)sharing_in_use();  // not in a forked child
+  const int count = process_device().device_count();
+  if (device >= 0 && device < count) return;
+  throw Error(ErrorCode::kBadArgument, "device is " + std::to_string(device) + ".",
+              "This process has devices 0 to " + std::to_string(count - 1) + ".");
+}
+
 c10::Storage empty_storage(std::optional<int> device) {
+  if (device) check_device(*device);
   const auto index = static_cast<c10::DeviceIndex>(device.value_or(current_device()));
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),

@@ -174,8 +174,10 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                 "Pass descriptors on exactly as share() returned them.");
   }
   if (options.device && *options.device != home.device) {
-    throw Error(ErrorCode::kNotAvailableYet,
-                "Opening a message of this process on another device is not available yet.",
+    throw Error(ErrorCode::kBadArgument,
+                "The message is of this very process, and its memory is on device " +
+                    std::to_string(home.device) + ", not on device " +
+                    std::to_string(*options.device) + ".",
                 "Open it on device " + std::to_string(home.device) + " and copy it.");
   }
   const StreamRef stream{

@@ -374,43 +374,5 @@ TEST_F(SharingTest, ASmallRowServesAnyNumberOfMessages) {
   EXPECT_TRUE(small.becomes("exports_open", 0));
 }
 
-TEST_F(SharingTest, MemoryOfAGpuThatIsNotVisibleNeedsANamedDevice) {
-  LIMBO_NEEDS_SIMULATED_DEVICE();
-  const Sandbox sandbox;
-  Peer sender(with({{"LIMBO_SIM_DEVICES", "2"}, {"LIMBO_SIM_VISIBLE", "0"}}));
-  Peer reader(with({{"LIMBO_SIM_DEVICES", "2"}, {"LIMBO_SIM_VISIBLE", "1"}}));
-  sender.allocate("b", kMiB, 3);
-  const std::string message = sender.share("b");
-  try {
-    reader.receive("r", message);
-    FAIL() << "the GPU is not visible";
-  } catch (const PeerError& failure) {
-    const std::string text = failure.what();
-    EXPECT_EQ(failure.code(), "device_not_visible");
-    EXPECT_NE(text.find("GPU-"), text.rfind("GPU-")) << text;
-    EXPECT_NE(text.find("device="), std::string::npos) << text;
-  }
-  reader.receive("r", message, 0);
-  EXPECT_TRUE(reader.holds("r", 3));
-  EXPECT_EQ(error_of([&] { reader.receive("s", message, 5); }), "bad_argument");
-  reader.drop("r");
-  sender.free("b");
-  EXPECT_TRUE(sender.becomes("limbo", 0));
-}
-
-TEST_F(SharingTest, GpusInAnotherOrderAreFoundByTheirUuid) {
-  LIMBO_NEEDS_SIMULATED_DEVICE();
-  const Sandbox sandbox;
-  Peer sender(with({{"LIMBO_SIM_DEVICES", "2"}}));
-  Peer reader(with({{"LIMBO_SIM_DEVICES", "2"}, {"LIMBO_SIM_VISIBLE", "1,0"}}));
-  sender.allocate("b", kMiB, 3);
-  reader.receive("r", sender.share("b"));
-  EXPECT_EQ(reader.call("device r"), "1");
-  EXPECT_TRUE(reader.holds("r", 3));
-  reader.drop("r");
-  sender.free("b");
-  EXPECT_TRUE(sender.becomes("limbo", 0));
-}
-
 }  // namespace
 }  // namespace limbo::testing

@@ -127,6 +127,10 @@ TEST_F(Tensors, EmptyOnesNeedNoMemory) {
   EXPECT_TRUE(got.is_cuda());
   EXPECT_FALSE(is_lendable(sent));
   withdraw_message(share_tensor(sent));
+  // Where it is to be is checked as for others.
+  EXPECT_EQ(receive_tensor(share_tensor(sent), 0).device().index(), 0);
+  EXPECT_EQ(code_of([&] { (void)receive_tensor(share_tensor(sent), 99); }),
+            ErrorCode::kBadArgument);
   // A view without elements of a storage that has some.
   const at::Tensor some = sim_arange(4);
   EXPECT_EQ(receive_tensor(share_tensor(some.slice(0, 2, 2))).numel(), 0);
