@@ -33,7 +33,10 @@ def skip_reason(output: str) -> str:
     if pytest:
         return pytest.group(1)
     not_run = re.search(r"^not run: (.*)$", output, re.MULTILINE)
-    return not_run.group(1) if not_run else ""
+    if not_run:
+        return not_run.group(1)
+    program = re.search(r"There is no CUDA device.*", output)
+    return program.group(0) if program else ""
 
 
 def case_results(entry: str, file: Path) -> list[Result]:
