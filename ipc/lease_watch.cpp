@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ipc/life_line.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo {
 
@@ -19,7 +20,8 @@ bool DeathSigns::never_quiet() const noexcept {
 }
 
 std::optional<DeathSigns::Clock::time_point> DeathSigns::quiet_at(Clock::time_point now) {
-  if (!gone() || !life_line_closed || never_quiet()) return std::nullopt;
+  const bool waits = !protocol::makes(protocol::Mistake::kNoLifeline);
+  if (!gone() || (!life_line_closed && waits) || never_quiet()) return std::nullopt;
   if (!grace_from) grace_from = now;
   return needs_grace() ? *grace_from + kQuietGrace : *grace_from;
 }

@@ -15,6 +15,7 @@
 
 #include "allocator/error.h"
 #include "ipc/driver_files.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo::life_line {
 namespace {
@@ -88,7 +89,8 @@ void make() noexcept {
 }
 
 void renew_in_child() noexcept {
-  if (!own_driver_files().any()) held_end.close_if_alive();
+  const bool keeps = !protocol::makes(protocol::Mistake::kChildDropsLifeLine);
+  if (!keeps || !own_driver_files().any()) held_end.close_if_alive();
   held_end.fd.store(-1, std::memory_order_relaxed);
   other_end.close_if_alive();
   make();

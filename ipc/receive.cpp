@@ -9,6 +9,7 @@
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo {
 namespace {
@@ -269,7 +270,8 @@ Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
       protocol::claim(memory, link->row().view(), *slot,
                       link->ledger().export_word(ticket.export_index), target, [&] {
                         std::this_thread::yield();
-                        return std::chrono::steady_clock::now() < until;
+                        return protocol::makes(protocol::Mistake::kClosingWithoutPatience) ||
+                               std::chrono::steady_clock::now() < until;
                       });
   if (verdict == protocol::ClaimVerdict::kStands) return {link, {*slot, target}, unmapper_};
   link->row().released(*slot);

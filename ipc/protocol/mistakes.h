@@ -55,7 +55,7 @@ enum class Mistake : std::uint8_t {
   kForwardWithoutNote,
   kForwardWithoutOwnPoints,
   // death and names
-  kNoLifeLine,
+  kNoLifeline,
   kChildDropsLifeLine,
   kNamesUnlocked,
 };
@@ -101,7 +101,7 @@ inline constexpr MistakeName kMistakes[] = {
     {Mistake::kHomeStreamOnly, "home-stream-only", "a send orders the block's home stream alone"},
     {Mistake::kForwardWithoutNote, "forward-without-note", "a swept claim is sent on"},
     {Mistake::kForwardWithoutOwnPoints, "forward-without-own-points", "a forwarder orders nothing"},
-    {Mistake::kNoLifeLine, "no-lifeline", "the sweep does not wait for the life line"},
+    {Mistake::kNoLifeline, "no-lifeline", "the sweep does not wait for the life line"},
     {Mistake::kChildDropsLifeLine, "child-drops-life-line",
      "a child with the driver's files lets go"},
     {Mistake::kNamesUnlocked, "names-unlocked", "a name is looked at and taken without the lock"},
