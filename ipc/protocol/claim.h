@@ -87,7 +87,7 @@ bool slot_is_free(Memory& memory, const Row& row, std::uint32_t slot) {
 // Group, then row: the producer reads row, then group.
 template <class Memory, class Row>
 void mark_dirty(Memory& memory, const Row& row, std::uint32_t slot, std::memory_order order) {
-  memory.fetch_add(row.group_dirty_host(slot / kGroupClaims), 1, order);
+  memory.fetch_add(row.group_dirty_host(slot / kGroupClaimsOf<Row>), 1, order);
   LIMBO_FAIL_POINT("dirty.between_group_and_lease");
   memory.fetch_add(row.lease_dirty_host(), 1, order);
 }
@@ -114,10 +114,11 @@ ExportWord read_export(Memory& memory, typename Memory::Ref export_word) {
 template <class Memory, class Row>
 void release_by_host(Memory& memory, const Row& row, std::uint32_t slot,
                      const ClaimTarget& target) {
+  if (makes(Mistake::kDirtyFirst)) mark_dirty(memory, row, slot, std::memory_order_release);
   memory.store(row.claim(slot), claim_bits(target, ClaimState::kReleased),
                std::memory_order_release);
   LIMBO_FAIL_POINT("release.after_released");
-  if (makes(Mistake::kReleaseWithoutDirty)) return;
+  if (makes(Mistake::kReleaseWithoutDirty) || makes(Mistake::kDirtyFirst)) return;
   mark_dirty(memory, row, slot, std::memory_order_release);
   LIMBO_FAIL_POINT("release.after_dirty");
 }
@@ -130,8 +131,10 @@ template <class Memory, class Row, class KeepWaiting>
 ClaimVerdict claim(Memory& memory, const Row& row, std::uint32_t slot,
                    typename Memory::Ref export_word, const ClaimTarget& target,
                    KeepWaiting&& keep_waiting) {
+  const ExportWord early =
+      makes(Mistake::kNoRecheck) ? read_export(memory, export_word) : ExportWord{};
   hold(memory, row, slot, target);
-  ExportWord word = read_export(memory, export_word);
+  ExportWord word = makes(Mistake::kNoRecheck) ? early : read_export(memory, export_word);
   ClaimVerdict verdict = verdict_of(word, target.generation);
   while (verdict == ClaimVerdict::kClosing && keep_waiting()) {
     word = read_export(memory, export_word);

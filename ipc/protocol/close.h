@@ -41,23 +41,23 @@ constexpr ExportWord closed(const ExportWord& closing) noexcept {
   return {next, closing.reason, ExportState::kFree};
 }
 
-// Closes what nobody holds of `batch`, a range of export indices that are OPEN or DRAINING, with
-// nothing in flight and no known holder. `leases()` returns a range of (smart) pointers to rows.
-// Exports has, besides what noting needs: held(index), over(index) for those that are FREE now, and
-// stays(index, complete) for those that went back; `complete` false: not because of a holder, but
-// because some row had no scans left, so that nobody knows.
+// close_batch, below.
 template <class Memory, class Exports, class Batch, class Leases>
-void close_batch(Memory& memory, Exports& exports, const Batch& batch, Leases&& leases) {
+void close_listed(Memory& memory, Exports& exports, const Batch& batch, Leases&& leases) {
+  bool complete = true;
+  const auto note_rows = [&] {
+    for (auto&& row : leases()) {
+      complete &= note_row(memory, *row, exports, std::memory_order_seq_cst, Look::kChanged);
+    }
+  };
+  if (makes(Mistake::kScanBeforeClosing)) note_rows();
   for (const std::uint32_t index : batch) {
     ExportWord word = decode_export(memory.load(exports.word(index), std::memory_order_relaxed));
     word.state = ExportState::kClosing;
     memory.store(exports.word(index), encode(word), std::memory_order_seq_cst);
   }
   LIMBO_FAIL_POINT("close.after_closing");
-  bool complete = true;
-  for (auto&& row : leases()) {
-    complete &= note_row(memory, *row, exports, std::memory_order_seq_cst, Look::kChanged);
-  }
+  if (!makes(Mistake::kScanBeforeClosing)) note_rows();
   LIMBO_FAIL_POINT("close.before_verdict");
   for (const std::uint32_t index : batch) {
     const ExportWord word =
@@ -72,6 +72,21 @@ void close_batch(Memory& memory, Exports& exports, const Batch& batch, Leases&& 
     }
   }
   LIMBO_FAIL_POINT("close.after_verdict");
+}
+
+// Closes what nobody holds of `batch`, a range of export indices that are OPEN or DRAINING, with
+// nothing in flight and no known holder. `leases()` returns a range of (smart) pointers to rows.
+// Exports has, besides what noting needs: held(index), over(index) for those that are FREE now, and
+// stays(index, complete) for those that went back; `complete` false: not because of a holder, but
+// because some row had no scans left, so that nobody knows.
+template <class Memory, class Exports, class Batch, class Leases>
+void close_batch(Memory& memory, Exports& exports, const Batch& batch, Leases&& leases) {
+  if (makes(Mistake::kLeasesBeforeClosing)) {
+    auto&& early = leases();
+    return close_listed(
+        memory, exports, batch, [&]() -> auto& { return early; });
+  }
+  close_listed(memory, exports, batch, leases);
 }
 
 }  // namespace limbo::protocol

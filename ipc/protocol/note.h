@@ -83,13 +83,19 @@ template <class Memory, class Row, class Exports>
 bool note_row(Memory& memory, Row& row, Exports& exports, std::memory_order dirty_order,
               Look look) {
   // Last seen is what was read before the scan: a change during the scan is found by the next one.
-  const Seen lease{memory.load(row.lease_dirty_host(), dirty_order),
-                   memory.load(row.lease_dirty_gpu(), dirty_order)};
+  const auto read_lease = [&] {
+    return Seen{memory.load(row.lease_dirty_host(), dirty_order),
+                memory.load(row.lease_dirty_gpu(), dirty_order)};
+  };
+  const auto read_group = [&](std::uint32_t group) {
+    return Seen{memory.load(row.group_dirty_host(group), dirty_order),
+                memory.load(row.group_dirty_gpu(group), dirty_order)};
+  };
+  const Seen lease = read_lease();
   if (look == Look::kChanged && lease == row.seen_lease()) return true;
   bool complete = true;
   for (std::uint32_t group = 0; group < row.groups(); ++group) {
-    const Seen seen{memory.load(row.group_dirty_host(group), dirty_order),
-                    memory.load(row.group_dirty_gpu(group), dirty_order)};
+    const Seen seen = read_group(group);
     const bool wanted = look == Look::kChanged ? seen != row.seen_group(group)
                                                : seen != Seen{} || row.has_mirrors(group);
     if (!wanted) continue;
@@ -97,12 +103,12 @@ bool note_row(Memory& memory, Row& row, Exports& exports, std::memory_order dirt
       complete = false;
       break;
     }
-    for (std::uint32_t i = 0; i < kGroupClaims; ++i) {
-      note_slot(memory, row, exports, group * kGroupClaims + i);
+    for (std::uint32_t i = 0; i < kGroupClaimsOf<Row>; ++i) {
+      note_slot(memory, row, exports, group * kGroupClaimsOf<Row> + i);
     }
-    row.seen_group(group) = seen;
+    row.seen_group(group) = makes(Mistake::kSeenAfterScan) ? read_group(group) : seen;
   }
-  if (complete) row.seen_lease() = lease;
+  if (complete) row.seen_lease() = makes(Mistake::kSeenAfterScan) ? read_lease() : lease;
   return complete;
 }
 

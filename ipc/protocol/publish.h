@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "ipc/protocol/memory.h"
+#include "ipc/protocol/mistakes.h"
 #include "ipc/protocol/words.h"
 
 namespace limbo::protocol {
@@ -77,6 +78,7 @@ bool drain_export(Memory& memory, typename Memory::Ref export_word, std::uint64_
                   EndReason reason) {
   const ExportWord word = decode_export(memory.load(export_word, std::memory_order_relaxed));
   if (word.generation != generation || word.state != ExportState::kOpen) return false;
+  if (makes(Mistake::kWithdrawnStaysClaimable) && reason == EndReason::kWithdrawn) return true;
   memory.store(export_word, encode(ExportWord{generation, reason, ExportState::kDraining}),
                std::memory_order_release);
   return true;

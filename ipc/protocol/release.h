@@ -37,7 +37,7 @@ struct Release {
 template <class Row, class NextNumber, class Write>
 std::size_t write_release_batch(const Row& row, std::span<const Release> releases, std::size_t room,
                                 NextNumber&& next_number, Write&& write) {
-  const auto group_of = [&](std::size_t i) { return releases[i].slot / kGroupClaims; };
+  const auto group_of = [&](std::size_t i) { return releases[i].slot / kGroupClaimsOf<Row>; };
   const auto first_of_its_group = [&](std::size_t i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (group_of(j) == group_of(i)) return false;
@@ -52,13 +52,18 @@ std::size_t write_release_batch(const Row& row, std::span<const Release> release
   }
   if (count == 0) return 0;
 
+  const auto write_claims = [&] {
+    for (std::size_t i = 0; i < count; ++i) {
+      write(row.claim(releases[i].slot), claim_bits(releases[i].target, ClaimState::kReleased));
+    }
+  };
+  const auto number = [&] { return makes(Mistake::kNumberUsedTwice) ? 1 : next_number(); };
+  if (!makes(Mistake::kDirtyFirst)) write_claims();
   for (std::size_t i = 0; i < count; ++i) {
-    write(row.claim(releases[i].slot), claim_bits(releases[i].target, ClaimState::kReleased));
+    if (first_of_its_group(i)) write(row.group_dirty_gpu(group_of(i)), number());
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    if (first_of_its_group(i)) write(row.group_dirty_gpu(group_of(i)), next_number());
-  }
-  write(row.lease_dirty_gpu(), next_number());
+  write(row.lease_dirty_gpu(), number());
+  if (makes(Mistake::kDirtyFirst)) write_claims();
   return count;
 }
 

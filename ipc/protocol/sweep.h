@@ -19,7 +19,7 @@ namespace limbo::protocol {
 template <class Memory, class Row, class Exports>
 std::uint64_t sweep_row(Memory& memory, Row& row, Exports& exports) {
   std::uint64_t swept = 0;
-  for (std::uint32_t slot = 0; slot < row.groups() * kGroupClaims; ++slot) {
+  for (std::uint32_t slot = 0; slot < row.groups() * kGroupClaimsOf<Row>; ++slot) {
     const ClaimWord word = decode_claim(memory.load(row.claim(slot), std::memory_order_acquire));
     std::uint64_t& mirror = row.mirror(slot);
     if (mirror != 0) {

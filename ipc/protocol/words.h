@@ -13,6 +13,9 @@ inline constexpr std::uint32_t kMaxExportIndex = (std::uint32_t{1} << kExportInd
 
 // Claims per group: the unit that a dirty word covers.
 inline constexpr std::uint32_t kGroupClaims = 512;
+// A model, which looks at every slot again and again, has rows with smaller groups.
+template <class Row>
+inline constexpr std::uint32_t kGroupClaimsOf = kGroupClaims;
 
 // A timeline at this value lets every wait pass (the driver's comparison is signed and cyclic, so
 // the largest value would not).
