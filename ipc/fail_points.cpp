@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "allocator/error.h"
+#include "ipc/fail_point_hooks.h"
 
 namespace limbo {
 namespace {
@@ -24,6 +26,8 @@ struct Setting {
 
 struct Point {
   Setting setting;
+  std::function<void()> hook;  // while `hooked`
+  std::atomic<bool> hooked{false};
   std::atomic<std::uint64_t> passed{0};
 };
 
@@ -90,6 +94,12 @@ Parsed parse(std::string_view text) {
   return parsed;
 }
 
+Point& point_named(std::string_view name) {
+  const std::size_t index = fail_point_index(name);
+  if (index == kFailPointCount) refuse("There is no fail point \"" + std::string(name) + "\".");
+  return points()[index];
+}
+
 // At load time, before any thread of the program can pass a point.
 const bool kEnvironmentRead = [] {
   const char* spec = std::getenv("LIMBO_FAIL_POINTS");
@@ -122,21 +132,31 @@ void set_fail_points(std::string_view spec) {
   fail_points_detail::any_set.store(false, std::memory_order_relaxed);
   for (std::size_t i = 0; i < kFailPointCount; ++i) {
     points()[i].setting = settings[i];
+    points()[i].hooked.store(false, std::memory_order_relaxed);
     points()[i].passed.store(0, std::memory_order_relaxed);
   }
   fail_points_detail::any_set.store(any, std::memory_order_relaxed);
 }
 
+void at_fail_point(std::string_view name, std::function<void()> act) {
+  Point& point = point_named(name);
+  point.hook = std::move(act);
+  point.hooked.store(point.hook != nullptr, std::memory_order_release);
+  fail_points_detail::any_set.store(true, std::memory_order_relaxed);
+}
+
 std::size_t fail_point_passed(std::string_view name) {
-  const std::size_t index = fail_point_index(name);
-  if (index == kFailPointCount) refuse("There is no fail point \"" + std::string(name) + "\".");
-  return points()[index].passed.load(std::memory_order_relaxed);
+  return point_named(name).passed.load(std::memory_order_relaxed);
 }
 
 void fail_points_detail::pass(std::size_t index) {
   Point& point = points()[index];
   const Setting setting = point.setting;
   const std::uint64_t passing = point.passed.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (point.hooked.exchange(false, std::memory_order_acquire)) {
+    const auto act = std::move(point.hook);  // which may set another
+    act();
+  }
   if (setting.nth != 0 && passing != setting.nth) return;
   switch (setting.action) {
     case Action::kNone:

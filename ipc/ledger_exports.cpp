@@ -141,7 +141,7 @@ void Exports::let_go(void* lender_note, ProducerClock::time_point now) noexcept 
     record.counts_from = std::max(record.counts_from, now);
     if (record.in_flight > 0) {
       set_deadline(index);
-    } else {
+    } else if (!protocol::makes(protocol::Mistake::kDirtyOnlyCandidates)) {
       changed(index);
     }
   }

@@ -94,7 +94,7 @@ void Producer::Impl::absorb_let_go() {
 
 void Producer::Impl::run_pass(Look look) {
   absorb_let_go();
-  for (const auto& lease : leases) {
+  for (const auto& lease : listed()) {
     protocol::note_row(protocol::g_memory, *lease, exports, std::memory_order_acquire, look);
   }
   LIMBO_FAIL_POINT("collect.after_note");
@@ -103,11 +103,11 @@ void Producer::Impl::run_pass(Look look) {
   std::array<std::uint32_t, kBatchExports> batch;
   for (;;) {
     const std::size_t count = exports.collect_batch(batch.data(), batch.size(), candidates_left);
-    if (count == 0) return;
-    protocol::close_batch(
-        protocol::g_memory, exports,
-        std::span(batch.data(), count), [this]() -> const auto& { return leases; });
+    if (count == 0) break;
+    protocol::close_batch(protocol::g_memory, exports, std::span(batch.data(), count),
+                          [this] { return listed(); });
   }
+  listed_late = 0;
 }
 
 bool Producer::Impl::collect() {
@@ -125,7 +125,8 @@ bool Producer::Impl::look_thoroughly(std::chrono::milliseconds at_most) {
     for (const auto& lease : leases) lease->grant_scans();
     run_pass(Look::kEverything);
   }
-  while (unpins_pending.load(std::memory_order_acquire) != 0 && ProducerClock::now() < deadline) {
+  while (unpins_pending.load(std::memory_order_acquire) != 0 && ProducerClock::now() < deadline &&
+         !protocol::makes(protocol::Mistake::kUnpinsNotAwaited)) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return unpinned.load(std::memory_order_relaxed) != before;

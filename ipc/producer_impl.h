@@ -1,10 +1,12 @@
 // The insides of Producer, shared by its sources.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "ipc/collect_lock.h"
@@ -47,6 +49,10 @@ struct Producer::Impl {
   void run_pass(protocol::Look look);
   void absorb_let_go();
   [[nodiscard]] Lease* find_lease(std::uint32_t lease_number);
+  // Whose rows a pass reads: all.
+  [[nodiscard]] std::span<const std::unique_ptr<Lease>> listed() const noexcept {
+    return {leases.data(), leases.size() - std::min(leases.size(), listed_late)};
+  }
   [[nodiscard]] bool is_mapped(std::uint32_t piece_index) const;
 
   // ---- without the lock
@@ -80,6 +86,7 @@ struct Producer::Impl {
   Exports exports;
   Pieces pieces;
   std::vector<std::unique_ptr<Lease>> leases;
+  std::size_t listed_late = 0;    // leases that a mistake lists only after the next pass
   Block* let_go_chain = nullptr;  // taken from the allocator by this holder, to be unpinned
   bool let_go_again = false;      // more may have been let go since
   std::uint64_t leases_swept = 0;

@@ -40,6 +40,7 @@ LeaseGrant Producer::add_lease(const LeasePeer& peer) {
   {
     Impl::Hold hold(impl);
     impl.leases.push_back(std::move(lease));
+    if (protocol::makes(protocol::Mistake::kLeaseListedLate)) ++impl.listed_late;
     hold.leave_unpins_to_the_next();
   }
   LIMBO_FAIL_POINT("lease.after_listed");

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "allocator/error.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo {
 
@@ -36,7 +37,8 @@ void Timelines::register_once() {
 
 TimelinePoint Timelines::advance(StreamRef stream) {
   register_once();
-  const StreamKey key{stream.device, device_.stream_id(stream)};
+  const bool shared = protocol::makes(protocol::Mistake::kSharedTimeline);
+  const StreamKey key{stream.device, shared ? 0 : device_.stream_id(stream)};
   for (;;) {
     std::uint32_t index = 0;
     Entry* entry = nullptr;

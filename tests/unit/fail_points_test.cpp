@@ -8,6 +8,7 @@
 #include <string>
 
 #include "allocator/error.h"
+#include "ipc/fail_point_hooks.h"
 
 namespace limbo {
 namespace {
@@ -52,6 +53,31 @@ TEST_F(FailPoints, DelayAtEveryPassing) {
   const auto before = std::chrono::steady_clock::now();
   for (int i = 0; i < 3; ++i) LIMBO_FAIL_POINT("claim.after_held");
   EXPECT_GE(std::chrono::steady_clock::now() - before, std::chrono::milliseconds(6));
+}
+
+TEST_F(FailPoints, HookActsOnceInThePassingThread) {
+  int acted = 0;
+  const auto pass = [] { LIMBO_FAIL_POINT("collect.after_note"); };
+  at_fail_point("collect.after_note", [&] {
+    ++acted;
+    at_fail_point("collect.after_note", [&] { acted += 10; });
+  });
+  LIMBO_FAIL_POINT("collect.before_unlock");
+  EXPECT_EQ(acted, 0);
+  pass();
+  EXPECT_EQ(acted, 1);
+  pass();
+  EXPECT_EQ(acted, 11);
+  pass();
+  EXPECT_EQ(acted, 11);
+  at_fail_point("collect.after_note", [&] { ++acted; });
+  at_fail_point("collect.after_note", {});
+  pass();
+  at_fail_point("collect.after_note", [&] { ++acted; });
+  set_fail_points("");
+  pass();
+  EXPECT_EQ(acted, 11);
+  EXPECT_THROW(at_fail_point("nowhere", [] {}), Error);
 }
 
 TEST_F(FailPoints, CrashKillsTheProcess) {
