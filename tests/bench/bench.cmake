@@ -1,0 +1,28 @@
+# limbo_bench: what sharing costs, against its budgets; README.md in this folder. Under ctest it runs
+# with small numbers, to see that everything in it works; speed is never asserted.
+file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
+add_executable(limbo_bench ${bench_sources})
+target_link_libraries(limbo_bench PRIVATE limbo_test_support limbo_warnings)
+
+if(NOT LIMBO_SANITIZE)
+  foreach(kind simulated cuda)
+    if(kind STREQUAL "cuda")
+      set(prefix gpu.bench_)
+      set(sends 100000)
+      set(properties LABELS gpu RESOURCE_LOCK gpu SKIP_REGULAR_EXPRESSION
+                     "There is no CUDA device")
+    else()
+      set(prefix bench.)
+      set(sends 4000)
+      set(properties LABELS bench PROCESSORS 2)
+    endif()
+    add_test(NAME ${prefix}budgets_runs COMMAND limbo_bench --device ${kind} --quick)
+    add_test(NAME ${prefix}sends_stay_flat COMMAND limbo_bench sends --device ${kind} --count
+                                                   ${sends})
+    set_tests_properties(${prefix}budgets_runs ${prefix}sends_stay_flat
+                         PROPERTIES TIMEOUT 300 ${properties})
+  endforeach()
+endif()
+add_test(NAME bench.refuses_an_unknown_name COMMAND limbo_bench --only nonsense)
+set_tests_properties(bench.refuses_an_unknown_name
+                     PROPERTIES LABELS bench PASS_REGULAR_EXPRESSION "There is no benchmark")
