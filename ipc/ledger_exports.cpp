@@ -139,7 +139,8 @@ void Exports::let_go(void* lender_note, ProducerClock::time_point now) noexcept 
     if (record.let_go) continue;
     record.let_go = true;
     record.counts_from = std::max(record.counts_from, now);
-    if (record.in_flight > 0) {
+    if (record.in_flight > 0 ||
+        (record.held > 0 && protocol::makes(protocol::Mistake::kTtlOnHeld))) {
       set_deadline(index);
     } else if (!protocol::makes(protocol::Mistake::kDirtyOnlyCandidates)) {
       changed(index);
@@ -221,7 +222,7 @@ void Exports::unlink_from_block(std::uint32_t index) noexcept {
 
 bool Exports::may_close(std::uint32_t index) const noexcept {
   const ExportRecord& record = records_[index];
-  if (record.held != 0 || record.in_flight != 0) return false;
+  if (held(index) != 0 || record.in_flight != 0) return false;
   const ExportState state = read(index).state;
   return state == ExportState::kOpen || state == ExportState::kDraining;
 }

@@ -37,7 +37,9 @@ class Exports {
   void held_more(std::uint32_t index, Lease& lease, std::uint32_t slot) noexcept;
   void held_less(std::uint32_t index, Lease& lease, std::uint32_t slot) noexcept;
   [[nodiscard]] std::uint32_t held(std::uint32_t index) const noexcept {
-    return records_[index].held;
+    const bool ignored = protocol::makes(protocol::Mistake::kTtlOnHeld) &&
+                         read(index).reason == protocol::EndReason::kExpired;
+    return ignored ? 0 : records_[index].held;
   }
   void over(std::uint32_t index) noexcept;
   void stays(std::uint32_t index, bool complete) noexcept;
