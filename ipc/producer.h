@@ -108,7 +108,7 @@ class Producer : public Lender {
   void run_time_limits(Clock::time_point now);
   // Whether anything is lent, so that the reaper should collect from time to time: neither the free
   // of a lent block nor a release by a GPU tells anybody.
-  [[nodiscard]] bool has_limbo();
+  [[nodiscard]] bool lends_anything();
 
   // ---- for people and for exit ------------------------------------------------------------
   [[nodiscard]] std::vector<Holder> holders();

@@ -154,7 +154,7 @@ void Producer::run_time_limits(Clock::time_point now) {
   if (impl_->exports.expire(now) > 0) impl_->run_pass(Look::kChanged);
 }
 
-bool Producer::has_limbo() {
+bool Producer::lends_anything() {
   Impl::Hold hold(*impl_);
   return impl_->exports.counts().open > 0;
 }

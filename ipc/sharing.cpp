@@ -82,20 +82,16 @@ struct SharingService::Lending : LeaseKeeper {
 
   std::optional<Clock::time_point> look(Clock::time_point now) {
     producer.run_time_limits(now);
-    std::optional<Clock::time_point> next = producer.next_deadline();
-    const auto wake_at = [&](Clock::time_point when) {
-      if (!next || when < *next) next = when;
-    };
-    if (producer.has_limbo()) {
-      if (now >= next_collect) {
-        interval = producer.collect() ? kCollectSoon : std::min(2 * interval, kCollectLater);
-        next_collect = now + interval;
-      }
-      wake_at(next_collect);
-      return next;
+    const std::optional<Clock::time_point> deadline = producer.next_deadline();
+    if (!producer.lends_anything()) {
+      interval = kCollectSoon;
+      return deadline;
     }
-    interval = kCollectSoon;
-    return next;
+    if (now >= next_collect) {
+      interval = producer.collect() ? kCollectSoon : std::min(2 * interval, kCollectLater);
+      next_collect = now + interval;
+    }
+    return deadline ? std::min(*deadline, next_collect) : next_collect;
   }
 
   LeaseGrant add_lease(const LeasePeer& peer) override {

@@ -388,17 +388,17 @@ TEST_F(ProducerCollect, ReasonOfAnOldMessageDoesNotOutliveTheSlotsNextOne) {
   allocator_->free(data);
 }
 
-TEST_F(ProducerCollect, HasLimboWhileAnythingIsLent) {
+TEST_F(ProducerCollect, SaysWhetherAnythingIsLent) {
   PlayedConsumer consumer(*producer_);
-  EXPECT_FALSE(producer_->has_limbo());
+  EXPECT_FALSE(producer_->lends_anything());
   std::byte* data = allocate();
   const ExportTicket ticket = share(data);
-  EXPECT_TRUE(producer_->has_limbo());
+  EXPECT_TRUE(producer_->lends_anything());
   ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
   consumer.release(ticket);
   allocator_->free(data);
   producer_->collect();
-  EXPECT_FALSE(producer_->has_limbo());
+  EXPECT_FALSE(producer_->lends_anything());
 }
 
 // A miss of the allocator finds what consumers have released.
