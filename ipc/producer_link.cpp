@@ -1,6 +1,7 @@
 #include "ipc/producer_link.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <utility>
@@ -76,6 +77,12 @@ ProducerLink::~ProducerLink() {
 
 bool ProducerLink::producer_has_ended() const noexcept {
   return orphaned() || is_readable(pidfd_.get());
+}
+
+bool ProducerLink::producer_ends_within(std::chrono::milliseconds at_most) const noexcept {
+  if (orphaned()) return true;
+  pollfd end{pidfd_.get(), POLLIN, 0};
+  return ::poll(&end, 1, static_cast<int>(at_most.count())) > 0;
 }
 
 void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,6 +39,8 @@ class ProducerLink {
   [[nodiscard]] bool orphaned() const noexcept { return gone_.load(std::memory_order_acquire); }
   // The same, without waiting for the reaper to notice: looks at the pidfd.
   [[nodiscard]] bool producer_has_ended() const noexcept;
+  // Waits for that. A dying process's memory goes with its descriptors, before its pidfd tells.
+  [[nodiscard]] bool producer_ends_within(std::chrono::milliseconds at_most) const noexcept;
 
   // Later work of `stream` waits for what `point` names. Throws kBadDescriptor for a timeline that
   // cannot exist, kNotAvailableYet for a forwarder's.

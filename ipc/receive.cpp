@@ -18,6 +18,7 @@ namespace {
 // stopped just there.
 constexpr std::chrono::milliseconds kClosingPatience{1};
 constexpr std::chrono::milliseconds kPatienceForAClaimSlot{200};
+constexpr std::chrono::milliseconds kUntilDeathIsSeen{250};
 
 // What the ledger says about an export, read once, after the claim stands.
 struct ExportFacts {
@@ -233,8 +234,8 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
   try {
     claimed.map(facts.piece, device);
   } catch (const Error&) {
-    // Its memory went with it, where nobody had mapped it yet.
-    if (link->producer_has_ended()) producer_exited();
+    // Its memory went with it, where nobody had mapped it yet; it may still be dying.
+    if (link->producer_ends_within(kUntilDeathIsSeen)) producer_exited();
     throw;
   }
   for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
