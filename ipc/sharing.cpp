@@ -269,6 +269,11 @@ void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
   }
 }
 
+void SharingService::check_invariants() {
+  fork_guard::begin_use();
+  if (Lending* lend = lending_.load(std::memory_order_acquire)) lend->producer.check_invariants();
+}
+
 void SharingService::check_extra(std::size_t size_bytes) {
   if (size_bytes <= kMaxExtraBytes) return;
   throw Error(ErrorCode::kBadArgument,

@@ -39,6 +39,9 @@ class SharingService : public Sharing {
   // socket; makes no device call from here on.
   void end(std::chrono::milliseconds drain_at_most) noexcept;
 
+  // For tests: throws Error(kInternal) with the first broken invariant of what this process lends.
+  void check_invariants();
+
  private:
   struct Engine;
   struct Lending;

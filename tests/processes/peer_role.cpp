@@ -18,7 +18,7 @@
 #include "allocator/options.h"
 #include "ipc/fail_points.h"
 #include "ipc/sharing.h"
-#include "tests/processes/peer_balance.h"
+#include "tests/support/peer_balance.h"
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
 #include "tests/support/test_kernels.h"

@@ -1,4 +1,4 @@
-#include "tests/processes/peer_balance.h"
+#include "tests/support/peer_balance.h"
 
 #include <algorithm>
 #include <iterator>
