@@ -1,0 +1,93 @@
+#include "tests/tools/killmatrix/arena.h"
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <new>
+#include <stdexcept>
+
+namespace limbo::killmatrix {
+
+Arena& make_arena() {
+  void* memory =
+      ::mmap(nullptr, sizeof(Arena), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("no memory for the arena");
+  auto* arena = new (memory) Arena;  // lives as long as the program
+  arena->start_us = now_us();
+  return *arena;
+}
+
+std::uint64_t now_us() noexcept {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+
+void Diary::line(const char* format, ...) noexcept {
+  SlotPage& page = arena_->slots[slot_];
+  LogLine& line =
+      page.lines[page.next_line.fetch_add(1, std::memory_order_relaxed) % page.lines.size()];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line.text.data(), line.text.size(), format, arguments);
+  va_end(arguments);
+  line.when_us.store(now_us() - arena_->start_us, std::memory_order_release);
+}
+
+void Diary::found(Harm harm, const char* format, ...) noexcept {
+  std::array<char, 512> text{};
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text.data(), text.size(), format, arguments);
+  va_end(arguments);
+  line("FOUND: %.90s", text.data());
+  (harm == Harm::kEarly ? arena_->early : arena_->lost).fetch_add(1);
+  const std::uint32_t index = arena_->findings_taken.fetch_add(1);
+  if (index >= arena_->findings.size()) return;
+  Finding& finding = arena_->findings[index];
+  finding.slot = slot_;
+  finding.incarnation = incarnation_;
+  finding.text = text;
+  finding.harm.store(static_cast<std::uint32_t>(harm), std::memory_order_release);
+}
+
+std::uint32_t Diary::new_canary(bool by_consumer) noexcept {
+  std::uint32_t canary = 0;
+  while (canary == 0) canary = arena_->last_canary.fetch_add(1) + 1;
+  Origin& origin = arena_->origins[canary % arena_->origins.size()];
+  origin.canary.store(canary);
+  origin.slot.store(slot_);
+  origin.incarnation.store(incarnation_);
+  origin.writer.store(by_consumer ? 1 : 0);
+  return canary;
+}
+
+std::string describe_canary(const Arena& arena, std::uint32_t canary) {
+  if (canary == 0) return "0, as in fresh memory";
+  const Origin& origin = arena.origins[canary % arena.origins.size()];
+  std::string text = "canary " + std::to_string(canary);
+  if (origin.canary.load() != canary) return text + " of nobody known";
+  return text + " of process " + std::to_string(origin.slot.load()) + ", incarnation " +
+         std::to_string(origin.incarnation.load()) +
+         (origin.writer.load() == 0 ? " (the block's owner)" : " (a consumer)");
+}
+
+std::string last_lines(const Arena& arena, std::uint32_t slot, std::size_t most) {
+  const SlotPage& page = arena.slots[slot];
+  const std::size_t end = page.next_line.load();
+  std::size_t count = most < page.lines.size() ? most : page.lines.size();
+  if (count > end) count = end;
+  std::string text;
+  for (std::size_t i = end - count; i < end; ++i) {
+    const LogLine& line = page.lines[i % page.lines.size()];
+    std::array<char, 160> row{};
+    std::snprintf(row.data(), row.size(), "    %10.3f ms  %s\n",
+                  static_cast<double>(line.when_us.load()) / 1000, line.text.data());
+    text += row.data();
+  }
+  return text;
+}
+
+}  // namespace limbo::killmatrix

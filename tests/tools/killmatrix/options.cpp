@@ -1,0 +1,124 @@
+#include "tests/tools/killmatrix/options.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string_view>
+
+#include "tests/tools/killmatrix/arena.h"
+
+namespace limbo::killmatrix {
+namespace {
+
+constexpr char kHelp[] =
+    R"(The kill matrix: processes that lend and borrow die at every transition of the protocol.
+
+  limbo_killmatrix [--seed S] [--kills K] [--consumers C] [--producers P]
+                   [--device simulated|cuda] [--seconds T] [--json] [--sabotage NAME] [...]
+
+Producers and consumers send, receive, read, write, release and send again. They die of SIGKILL at
+fail points and at random moments, of _exit, exec and exit; they stop and go on; fail points throw;
+parents die before their fork children. Dead processes are replaced. Every block holds a number that
+was never used before, which its readers and its owner compare; after every death the invariants of
+the ledgers are checked; now and then all give back what they hold, and everything must come back.
+
+  --seed S         what is drawn; the same seed draws the same fates (default 1)
+  --kills K        how many processes die (default 1000)
+  --consumers C    consumers at one time, 1 to 32 (default 3)
+  --producers P    producers at one time, 1 to 4 (default 2)
+  --device D       simulated (the default) or cuda
+  --seconds T      end after so many seconds, even with fewer kills
+  --settle N       look at the balance after every N kills (default 50)
+  --lifetime MS    how long a process lives on average (default 60; cuda: 1000)
+  --deadline MS    how long anything may take; what takes longer hangs (default 30000)
+  --sabotage NAME  with a library that makes one of the mistakes that the protocol forbids; at least
+                   one block must be reused too early, or lost: ttl-on-held, no-lifeline, no-recheck,
+                   dirty-first, scan-before-closing, shared-timeline, or another of
+                   ipc/protocol/mistakes.h
+  --json           the result as JSON, with the kills at each fail point
+  --verbose        how it goes, at every look at the balance
+  --help           this text
+
+The last line is `kills=K sends=N lost=L early=E hung=H fds=+F`: what was lost (did not come back, or
+met an error without a reason), reused too early, did not end in time, and how many descriptors and
+files stayed behind. The exit status is 0 when L, E, H and F are 0, else 1; 2 for a wrong command
+line. What was found is told on standard error, with the last actions of the process.
+)";
+
+std::uint64_t number(std::string_view option, const std::string& text, std::uint64_t minimum,
+                     std::uint64_t maximum) {
+  char* end = nullptr;
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
+  if (text.empty() || text[0] == '-' || *end != '\0' || value < minimum || value > maximum) {
+    throw std::invalid_argument(std::string(option) + " takes a number from " +
+                                std::to_string(minimum) + " to " + std::to_string(maximum) +
+                                ", not \"" + text + "\".");
+  }
+  return value;
+}
+
+std::chrono::milliseconds milliseconds(std::string_view option, const std::string& text) {
+  return std::chrono::milliseconds(number(option, text, 1, 3'600'000));
+}
+
+// False: there is no such option.
+bool take(Options& options, const std::string& option, const std::string& value) {
+  constexpr std::uint64_t kMany = 1'000'000'000;
+  if (option == "--seed") {
+    options.seed = number(option, value, 0, ~std::uint64_t{0});
+  } else if (option == "--kills") {
+    options.kills = number(option, value, 1, kMany);
+  } else if (option == "--consumers") {
+    options.consumers = static_cast<std::uint32_t>(number(option, value, 1, 32));
+  } else if (option == "--producers") {
+    options.producers = static_cast<std::uint32_t>(number(option, value, 1, 4));
+  } else if (option == "--device") {
+    if (value != "simulated" && value != "cuda") {
+      throw std::invalid_argument("The device is simulated or cuda, not \"" + value + "\".");
+    }
+    options.device = value;
+  } else if (option == "--seconds") {
+    options.at_most = std::chrono::seconds(number(option, value, 1, 1'000'000));
+  } else if (option == "--settle") {
+    options.settle_every = number(option, value, 1, kMany);
+  } else if (option == "--lifetime") {
+    options.lifetime = milliseconds(option, value);
+  } else if (option == "--deadline") {
+    options.deadline = milliseconds(option, value);
+  } else if (option == "--sabotage") {
+    options.sabotage = value;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string option = argv[i];
+    if (option == "--help" || option == "-h") {
+      std::fputs(kHelp, stdout);
+      return std::nullopt;
+    }
+    if (option == "--json" || option == "--verbose") {
+      (option == "--json" ? options.json : options.verbose) = true;
+      continue;
+    }
+    const bool has_value = i + 1 < argc;
+    if (!take(options, option, has_value ? argv[i + 1] : "1")) {
+      throw std::invalid_argument("There is no option \"" + option + "\"; --help lists them.");
+    }
+    if (!has_value) throw std::invalid_argument(option + " lacks its value.");
+    ++i;
+  }
+  if (options.lifetime.count() == 0) {
+    options.lifetime = std::chrono::milliseconds(options.device == "cuda" ? 1000 : 60);
+  }
+  return options;
+}
+
+}  // namespace limbo::killmatrix

@@ -1,0 +1,152 @@
+#include "tests/tools/killmatrix/plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "ipc/fail_points.h"
+
+namespace limbo::killmatrix {
+namespace {
+
+constexpr std::string_view kConsumersPoints[] = {"claim.", "dirty.",   "release.", "receive.",
+                                                 "unmap.", "connect.", "decline.", "orphan."};
+
+// The least visited of a few random ones: every point has its turn, in no fixed order.
+std::size_t pick_point(Random& random, Role role, const std::uint64_t* killed_at) {
+  std::vector<std::size_t> points;
+  for (std::size_t i = 0; i < kFailPointCount; ++i) {
+    if (belongs_to(role, kFailPoints[i].name)) points.push_back(i);
+  }
+  std::size_t best = points[random.below(points.size())];
+  for (int i = 0; i < 4; ++i) {
+    const std::size_t other = points[random.below(points.size())];
+    if (killed_at[other] < killed_at[best]) best = other;
+  }
+  return best;
+}
+
+// Early more often than late: most points are passed a few times in a short life.
+std::string at_passing(Random& random) {
+  return "@" + std::to_string(1 + random.below(std::uint64_t{1} << random.below(5)));
+}
+
+std::string setting_for(Random& random, std::size_t point, const char* action) {
+  std::string text = std::string(kFailPoints[point].name) + "=" + action;
+  // Only a receive that fails before its claim says that it will not come.
+  if (kFailPoints[point].name == "decline.before_send") return text + ",receive.before_slot=error";
+  return text + at_passing(random);
+}
+
+// A point elsewhere that is slow, or that fails.
+std::string disturbance(Random& random, std::size_t taken) {
+  const std::size_t point = random.below(kFailPointCount);
+  if (point == taken) return {};
+  const std::string name(kFailPoints[point].name);
+  if (kFailPoints[point].can_fail && random.one_in(2)) {
+    return "," + name + "=error" + at_passing(random);
+  }
+  return "," + name + "=delay:" + std::to_string(1 + random.below(3)) + at_passing(random);
+}
+
+// What opens the window of a mistake.
+std::string window_of(std::string_view sabotage, Role role) {
+  const bool producer = role == Role::kProducer;
+  if (sabotage == "no-recheck" && !producer) return ",claim.after_held=delay:3";
+  if (sabotage == "dirty-first" && !producer) return ",dirty.between_group_and_lease=delay:2";
+  if (sabotage == "scan-before-closing" && producer) {
+    return ",close.after_closing=delay:2,close.before_verdict=delay:2";
+  }
+  return {};
+}
+
+End random_end(Random& random) {
+  const std::uint32_t choice = random.below(1000);
+  if (choice < 560) return End::kFailPoint;
+  if (choice < 800) return End::kKilled;
+  if (choice < 840) return End::kKilledYoung;
+  if (choice < 880) return End::kStopped;
+  if (choice < 940) return End::kParent;
+  if (choice < 970) return End::kExit;
+  if (choice < 975) return End::kExec;
+  return End::kLeave;
+}
+
+}  // namespace
+
+bool belongs_to(Role role, std::string_view name) {
+  const bool consumers =
+      std::any_of(std::begin(kConsumersPoints), std::end(kConsumersPoints),
+                  [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return consumers == (role == Role::kConsumer);
+}
+
+Plan draw_plan(const Options& options, Random& random, Role role, const std::uint64_t* killed_at) {
+  Plan plan;
+  plan.role = role;
+  plan.seed = random.next();
+  plan.end = random_end(random);
+  plan.at_action = random.below(60);
+  plan.small_tables = random.one_in(4);
+  plan.unmaps_at_once = random.one_in(3);
+  plan.little_memory = random.one_in(4);
+  plan.lifetime = std::chrono::milliseconds(random.between(0, 2 * options.lifetime.count()));
+  std::size_t taken = std::numeric_limits<std::size_t>::max();
+  // At least one setting, harmless, so that passings are counted.
+  plan.fail_points = "share.after_open=delay:0@1000000000";
+  if (plan.end == End::kFailPoint || plan.end == End::kStopped) {
+    plan.point = taken = pick_point(random, role, killed_at);
+    plan.fail_points +=
+        "," + setting_for(random, plan.point, plan.end == End::kFailPoint ? "crash" : "stop");
+    plan.lifetime = 4 * options.lifetime;  // to get there
+  } else if (plan.end == End::kKilledYoung) {
+    plan.lifetime = std::chrono::milliseconds(random.between(0, options.lifetime.count() / 4));
+  } else if (plan.end == End::kExec) {
+    plan.slow_exec = random.one_in(8);
+  }
+  if (!options.sabotage.empty()) {
+    plan.lifetime *= 4;
+    plan.fail_points += window_of(options.sabotage, role);
+  } else if (random.one_in(4)) {
+    plan.fail_points += disturbance(random, taken);
+  }
+  return plan;
+}
+
+std::string describe(const Plan& plan) {
+  std::string text = plan.role == Role::kProducer ? "producer, " : "consumer, ";
+  switch (plan.end) {
+    case End::kKilled:
+      text += "killed at random";
+      break;
+    case End::kKilledYoung:
+      text += "killed while it starts";
+      break;
+    case End::kFailPoint:
+      text += "dies at a fail point";
+      break;
+    case End::kStopped:
+      text += "stops at a fail point";
+      break;
+    case End::kParent:
+      text += "killed before its fork child";
+      break;
+    case End::kExit:
+      text += "_exit";
+      break;
+    case End::kExec:
+      text += "exec";
+      break;
+    case End::kLeave:
+      text += "exit";
+      break;
+  }
+  const std::size_t comma = plan.fail_points.find(',');
+  if (comma != std::string::npos) text += "; " + plan.fail_points.substr(comma + 1);
+  if (plan.small_tables) text += "; small tables";
+  if (plan.unmaps_at_once) text += "; unmaps at once";
+  if (plan.little_memory) text += "; little memory";
+  return text;
+}
+
+}  // namespace limbo::killmatrix

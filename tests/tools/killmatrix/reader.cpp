@@ -1,0 +1,180 @@
+#include "tests/tools/killmatrix/reader.h"
+
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace limbo::killmatrix {
+namespace {
+
+constexpr std::size_t kMostHeld = 12;
+// How long the death of a sender may take to be seen by its readers.
+constexpr std::chrono::milliseconds kUntilDeathIsSeen{1000};
+
+bool has_ended(const Arena& arena, const Letter& letter) {
+  return arena.slots[letter.from_slot].incarnation.load() != letter.from_incarnation;
+}
+
+}  // namespace
+
+bool is_planned(const Error& failure) {
+  return std::string_view(failure.what()).find("was told to fail") != std::string_view::npos;
+}
+
+Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random)
+    : diary_(diary), post_(post), work_(work), random_(random) {}
+
+bool Reader::act() {
+  const std::uint32_t choice = random_.below(100);
+  if (held_.size() < kMostHeld && (choice < 40 || held_.empty())) return receive();
+  const std::size_t index = random_.below(held_.size());
+  Held& held = held_[index];
+  if (choice < 60) {
+    check(held);
+  } else if (choice < 72) {
+    write(held, std::chrono::milliseconds(random_.one_in(3) ? random_.between(1, 4) : 0));
+  } else if (choice < 80) {
+    change_stream(held);
+  } else {
+    release(index);
+  }
+  return true;
+}
+
+bool Reader::receive() {
+  const std::optional<Mail> mail = post_.take(diary_.slot());
+  if (!mail) return false;
+  const StreamHandle stream = work_.stream(random_.below(GpuWork::kStreams));
+  ReceiveOptions options;
+  options.current_stream = [stream](int) { return stream; };
+  diary_.line("receive from %u, canary %u", mail->letter.from_slot, mail->letter.canary);
+  Held held;
+  try {
+    held.block = process_sharing().receive(mail->descriptor, options).block;
+  } catch (const Error& failure) {
+    refused(mail->letter, failure);
+    return true;
+  }
+  diary_.arena().receives.fetch_add(1);
+  held.letter = mail->letter;
+  held.expected = mail->letter.canary;
+  held.last = stream;
+  held_.push_back(std::move(held));
+  diary_.line("received %p", held_.back().block->data());
+  if (random_.one_in(2)) check(held_.back());
+  return true;
+}
+
+// What a receiver may be told, and what it may not.
+void Reader::refused(const Letter& letter, const Error& failure) {
+  diary_.line("refused: %.100s", failure.what());
+  if (is_planned(failure)) return;
+  switch (failure.code()) {
+    case ErrorCode::kGone:
+    case ErrorCode::kWithdrawn:
+    case ErrorCode::kExpired:
+      if (letter.must_open != 0) {
+        diary_.found(Harm::kLost,
+                     "a message of process %u, incarnation %u, canary %u, that was "
+                     "promised to it alone: %s",
+                     letter.from_slot, letter.from_incarnation, letter.canary, failure.what());
+      }
+      break;
+    case ErrorCode::kProducerExited:
+    case ErrorCode::kNoChannel:
+    case ErrorCode::kLedgerFull:
+      break;
+    case ErrorCode::kBadDescriptor:
+      diary_.found(Harm::kEarly,
+                   "an export of process %u, canary %u, was another one behind a "
+                   "claim that stood: %s",
+                   letter.from_slot, letter.canary, failure.what());
+      break;
+    default:
+      diary_.found(Harm::kLost, "receiving from process %u, canary %u: %s", letter.from_slot,
+                   letter.canary, failure.what());
+  }
+  diary_.arena().refusals.fetch_add(1);
+}
+
+bool Reader::owner_is_gone(const Held& held) const {
+  const auto until = std::chrono::steady_clock::now() + kUntilDeathIsSeen;
+  while (true) {
+    if (held.block->orphaned() || has_ended(diary_.arena(), held.letter)) return true;
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Reader::check(Held& held) {
+  if (held.expected == 0) return;
+  diary_.arena().checks.fetch_add(1);
+  const auto foreign =
+      work_.foreign_word(held.last, held.block->data(), held.block->size_bytes(), held.expected);
+  if (!foreign) {
+    held.verified = true;
+    return;
+  }
+  if (!held.verified && owner_is_gone(held)) {
+    // Its sender died before it was written.
+    diary_.arena().orphans.fetch_add(1);
+    held.expected = 0;
+    return;
+  }
+  diary_.found(Harm::kEarly, "block %p, %zu bytes, from process %u, with canary %u, %s: %s",
+               held.block->data(), held.block->size_bytes(), held.letter.from_slot, held.expected,
+               held.verified ? "changed while it was held" : "is another one",
+               describe_canary(diary_.arena(), *foreign).c_str());
+  held.expected = 0;
+}
+
+// Only where everything that its owner wrote has arrived: what a dead one had queued may come later.
+void Reader::write(Held& held, std::chrono::milliseconds duration) {
+  if (held.letter.exclusive == 0 || held.block->same_process()) return;
+  if (!held.verified) check(held);
+  if (!held.verified || held.expected == 0) return;
+  held.expected = diary_.new_canary(true);
+  diary_.line("write %p, canary %u, for %lld ms", held.block->data(), held.expected,
+              static_cast<long long>(duration.count()));
+  if (duration.count() == 0) {
+    work_.fill(held.last, held.block->data(), held.block->size_bytes(), held.expected);
+  } else {
+    work_.write_for(held.last, held.block->data(), held.block->size_bytes(), held.expected,
+                    duration);
+  }
+}
+
+bool Reader::write_long(std::chrono::milliseconds duration) {
+  bool any = false;
+  for (Held& held : held_) {
+    if (held.letter.exclusive == 0 || held.block->same_process()) continue;
+    write(held, duration);
+    any |= held.expected != 0;
+  }
+  return any;
+}
+
+void Reader::change_stream(Held& held) {
+  const StreamHandle next = work_.stream(random_.below(GpuWork::kStreams));
+  diary_.line("record_stream %p", held.block->data());
+  work_.order(held.last, next);
+  held.block->record_stream(GpuWork::ref(next));
+  held.last = next;
+}
+
+void Reader::release(std::size_t index) {
+  if (random_.one_in(2)) check(held_[index]);
+  Held held = std::move(held_[index]);
+  held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(index));
+  diary_.line("release %p", held.block->data());
+  if (random_.one_in(2)) held.block->release();
+  if (random_.one_in(20)) held.block->release();  // once more: nothing happens
+}
+
+void Reader::release_all() {
+  for (Held& held : held_) check(held);
+  diary_.line("release all, %zu", held_.size());
+  held_.clear();
+}
+
+}  // namespace limbo::killmatrix

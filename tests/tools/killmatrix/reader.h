@@ -1,0 +1,57 @@
+// A consumer's part: receives, compares, writes, names streams, gives back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator/error.h"
+#include "ipc/sharing.h"
+#include "tests/tools/killmatrix/arena.h"
+#include "tests/tools/killmatrix/gpu_work.h"
+#include "tests/tools/killmatrix/mail.h"
+#include "tests/tools/killmatrix/random.h"
+
+namespace limbo::killmatrix {
+
+// An error that a fail point was told to throw.
+[[nodiscard]] bool is_planned(const Error& failure);
+
+class Reader {
+ public:
+  Reader(Diary& diary, Post& post, GpuWork& work, Random& random);
+
+  // One random action. False: there was nothing to do.
+  bool act();
+
+  void release_all();
+  // Kernels that go on for so long write every block that is this process's to write. False: there
+  // is none.
+  bool write_long(std::chrono::milliseconds duration);
+
+ private:
+  struct Held {
+    std::unique_ptr<ReceivedBlock> block;
+    Letter letter;
+    std::uint32_t expected = 0;  // 0: nobody promises what it holds
+    bool verified = false;       // it held that once
+    StreamHandle last = nullptr;
+  };
+
+  bool receive();
+  void refused(const Letter& letter, const Error& failure);
+  void check(Held& held);
+  [[nodiscard]] bool owner_is_gone(const Held& held) const;
+  void write(Held& held, std::chrono::milliseconds duration);
+  void change_stream(Held& held);
+  void release(std::size_t index);
+
+  Diary& diary_;
+  Post& post_;
+  GpuWork& work_;
+  Random& random_;
+  std::vector<Held> held_;
+};
+
+}  // namespace limbo::killmatrix
