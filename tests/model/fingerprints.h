@@ -1,0 +1,111 @@
+// The states that were seen, as 128-bit fingerprints: by several threads, in shards.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tests/model/world.h"
+
+namespace limbo::model {
+
+struct Fingerprint {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+
+class Hasher {
+ public:
+  // Bytes in multiples of four are eaten in words of eight, the last one perhaps of four.
+  void eat(const void* data, std::size_t bytes) noexcept {
+    const auto* at = static_cast<const unsigned char*>(data);
+    for (; bytes >= 8; bytes -= 8, at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, at, 8);
+      eat_word(word);
+    }
+    if (bytes > 0) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, at, bytes);
+      eat_word(word);
+    }
+  }
+  [[nodiscard]] Fingerprint result() const noexcept {
+    return {mixed(low_ ^ (high_ << 17 | high_ >> 47)), mixed(high_ + 0x9e3779b97f4a7c15)};
+  }
+
+ private:
+  void eat_word(std::uint64_t word) noexcept {
+    low_ = (low_ ^ word) * 0xff51afd7ed558ccd;
+    low_ ^= low_ >> 32;
+    high_ = (high_ + word) * 0xc4ceb9fe1a85ec53;
+    high_ = (high_ << 29 | high_ >> 35) ^ low_;
+  }
+  static std::uint64_t mixed(std::uint64_t value) noexcept {
+    value = (value ^ value >> 33) * 0xff51afd7ed558ccd;
+    value = (value ^ value >> 33) * 0xc4ceb9fe1a85ec53;
+    return value ^ value >> 33;
+  }
+  std::uint64_t low_ = 0x243f6a8885a308d3;
+  std::uint64_t high_ = 0x13198a2e03707344;
+};
+
+inline Fingerprint fingerprint_of(const World& world, std::size_t threads) {
+  Hasher hasher;
+  hasher.eat(world.words.data(), sizeof(world.words));
+  hasher.eat(&world.own, sizeof(world.own));
+  for (std::size_t i = 0; i < threads; ++i) {
+    const Thread& thread = world.threads[i];
+    hasher.eat(&thread.head, sizeof(thread.head));
+    const std::uint32_t counts = std::uint32_t{thread.made} | std::uint32_t{thread.logged} << 8 |
+                                 std::uint32_t{thread.buffered} << 16 |
+                                 static_cast<std::uint32_t>(thread.life) << 24;
+    hasher.eat(&counts, sizeof(counts));
+    hasher.eat(thread.log.data(), thread.logged * sizeof(thread.log[0]));
+    hasher.eat(thread.pending.data(), thread.buffered * sizeof(Pending));
+  }
+  return hasher.result();
+}
+
+class SeenStates {
+ public:
+  // True: not seen before.
+  bool insert(const Fingerprint& fingerprint) {
+    Shard& shard = shards_[fingerprint.high >> 56];
+    const std::lock_guard lock(shard.mutex);
+    if (2 * shard.size >= shard.table.size()) grow(shard);
+    Fingerprint& place = place_of(shard.table, fingerprint);
+    if (place == fingerprint) return false;
+    place = fingerprint;
+    ++shard.size;
+    return true;
+  }
+
+ private:
+  struct Shard {
+    std::mutex mutex;
+    std::vector<Fingerprint> table = std::vector<Fingerprint>(64);  // {0, 0}: empty
+    std::size_t size = 0;
+  };
+
+  static Fingerprint& place_of(std::vector<Fingerprint>& table, const Fingerprint& wanted) {
+    std::size_t at = wanted.low & (table.size() - 1);
+    while (table[at] != Fingerprint{} && table[at] != wanted) at = (at + 1) & (table.size() - 1);
+    return table[at];
+  }
+  static void grow(Shard& shard) {
+    std::vector<Fingerprint> larger(2 * shard.table.size());
+    for (const Fingerprint& each : shard.table) {
+      if (each != Fingerprint{}) place_of(larger, each) = each;
+    }
+    shard.table = std::move(larger);
+  }
+
+  std::array<Shard, 256> shards_;
+};
+
+}  // namespace limbo::model

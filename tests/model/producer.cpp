@@ -1,0 +1,363 @@
+// The producer's operations: each takes the collect lock, does its own part, runs a pass where the
+// product runs one, and leaves as the product leaves (ipc/producer_collect.cpp).
+#include <span>
+#include <utility>
+
+#include "ipc/protocol/lock.h"
+#include "tests/model/run.h"
+
+namespace limbo::model {
+namespace {
+
+using protocol::EndReason;
+using protocol::Look;
+using protocol::makes;
+using protocol::Mistake;
+
+struct ExportWords {
+  std::uint32_t index = 0;
+  [[nodiscard]] Word word() const { return export_word(index); }
+  [[nodiscard]] Word field(std::size_t i) const { return i == 0 ? export_field(index) : kNowhere; }
+};
+
+std::uint32_t lowest(std::uint32_t bits) {
+  std::uint32_t index = 0;
+  while ((bits >> index & 1U) == 0) ++index;
+  return index;
+}
+
+constexpr std::uint8_t bit(std::uint32_t index) {
+  return static_cast<std::uint8_t>(1U << index);
+}
+
+bool settled(const World& world, const Scenario& scenario) {
+  for (std::size_t i = 0; i < scenario.threads.size(); ++i) {
+    const Thread& thread = world.threads[i];
+    if (scenario.threads[i].process == 0) continue;
+    if (thread.life == Life::kRuns || thread.buffered > 0) return false;
+  }
+  for (const Stream& stream : world.own.streams) {
+    if (stream.size > 0) return false;
+  }
+  return true;
+}
+
+// ---- what is under the lock, by operation ------------------------------------------------------
+
+void reserve(const Run& run, ModelExports& exports) {
+  const MessageSpec& spec = run.spec(run.step().what);
+  const std::uint32_t index = exports.reserve(spec.block, spec.consumers);
+  Message& message = run.own().messages[run.step().what];
+  message.export_index = static_cast<std::uint8_t>(index);
+  message.generation = run.own().producer.exports[index].generation;
+  // Freed by another thread since it was pinned: that may have been absorbed already.
+  if (!run.own().blocks[spec.block].owned) exports.let_go(spec.block);
+  run.go(Phase::kUnlock);
+}
+
+void drain(const Run& run, ModelExports& exports, EndReason reason) {
+  Message& message = run.own().messages[run.step().what];
+  const Record& record = run.own().producer.exports[message.export_index];
+  if (reason == EndReason::kExpired) {
+    const bool in_time = !record.in_use || record.generation != message.generation ||
+                         !record.let_go || record.in_flight == 0;
+    const bool held_too = makes(Mistake::kTtlOnHeld) && record.in_use && record.let_go;
+    if (in_time && !held_too) return run.go(Phase::kUnlock);
+    if (held_too) run.own().producer.exports[message.export_index].held = 0;
+  }
+  if (!protocol::drain_export(run.memory, export_word(message.export_index), message.generation,
+                              reason)) {
+    return run.go(Phase::kUnlock);
+  }
+  exports.clear_in_flight(message.export_index);
+  message.ended_early = true;
+  run.go(reason == EndReason::kExpired ? Phase::kNote : Phase::kAbsorb);
+}
+
+void take_decline(const Run& run, ModelExports& exports) {
+  const Thread::Head& head = run.head();
+  const Message& message = run.own().messages[head.note[0]];
+  const protocol::ClaimWord word{message.generation, message.export_index,
+                                 protocol::ClaimState::kHeld};
+  if (run.own().processes[head.note[1] + 1U].swept ||
+      !protocol::names_an_export(run.memory, exports, word)) {
+    return run.go(Phase::kUnlock);
+  }
+  exports.claimed_by(message.export_index, head.note[1]);
+  run.go(Phase::kAbsorb);
+}
+
+void inside(const Run& run, ModelExports& exports) {
+  const Step& step = run.step();
+  switch (step.op) {
+    case Op::kShare:
+      return reserve(run, exports);
+    case Op::kWithdraw:
+      return drain(run, exports, EndReason::kWithdrawn);
+    case Op::kExpire:
+      return drain(run, exports, EndReason::kExpired);
+    case Op::kAddLease: {
+      const std::uint64_t list = run.memory.load(kLeaseList, std::memory_order_relaxed);
+      run.memory.store(kLeaseList, list | bit(step.what), std::memory_order_release);
+      return run.go(makes(Mistake::kLeasesBeforeClosing) ? Phase::kAfter : Phase::kUnlock);
+    }
+    case Op::kSweep: {
+      ModelRow row = run.row_of(step.what);
+      protocol::sweep_row(run.memory, row, exports);
+      const std::uint64_t list = run.memory.load(kLeaseList, std::memory_order_relaxed);
+      run.memory.store(kLeaseList, list & ~std::uint64_t{bit(step.what)},
+                       std::memory_order_release);
+      run.own().processes[step.what + 1U].swept = true;
+      return run.go(Phase::kAbsorb);
+    }
+    case Op::kTakeDecline:
+      return take_decline(run, exports);
+    default:
+      return run.go(Phase::kAbsorb);
+  }
+}
+
+// ---- a pass ----------------------------------------------------------------------------------
+
+void absorb(const Run& run, ModelExports& exports, Phase then) {
+  Producer& producer = run.own().producer;
+  if (producer.let_go_chain != 0) {
+    producer.let_go_again = true;
+    return run.go(then);
+  }
+  run.memory.await(true);  // taking the allocator's list
+  for (std::uint32_t block = 0; block < kBlocks; ++block) {
+    if (!run.own().blocks[block].listed) continue;
+    run.own().blocks[block].listed = false;
+    producer.let_go_chain |= bit(block);
+    exports.let_go(block);
+  }
+  run.go(then);
+}
+
+void note(const Run& run, ModelExports& exports) {
+  Thread::Head& head = run.head();
+  while (head.row < kLeases && (run.memory.peek(kLeaseList) >> head.row & 1U) == 0) ++head.row;
+  if (head.row == kLeases) {
+    head.row = 0;
+    head.left = static_cast<std::uint8_t>(exports.candidates());
+    return run.go(Phase::kChoose);
+  }
+  ModelRow row = run.row_of(head.row);
+  protocol::note_row(run.memory, row, exports, std::memory_order_acquire,
+                     head.everything ? Look::kEverything : Look::kChanged);
+  ++head.row;
+}
+
+// A list of rows like the product's, of the leases that are in it when it is read.
+struct RowList {
+  std::array<ModelRow, kLeases> rows;
+  std::array<ModelRow*, kLeases> pointers;
+  std::uint32_t size = 0;
+  [[nodiscard]] ModelRow* const* begin() const { return pointers.data(); }
+  [[nodiscard]] ModelRow* const* end() const { return pointers.data() + size; }
+};
+
+void choose(const Run& run, ModelExports& exports) {
+  run.head().batch = exports.collect_batch(run.head().left);
+  run.go(run.head().batch == 0 ? Phase::kUnlock : Phase::kClose);
+}
+
+void close(const Run& run, ModelExports& exports) {
+  std::array<std::uint32_t, kExports> batch{};
+  std::uint32_t count = 0;
+  for (std::uint32_t index = 0; index < kExports; ++index) {
+    if ((run.head().batch >> index & 1U) != 0) batch[count++] = index;
+  }
+  RowList list;
+  protocol::close_batch(run.memory, exports, std::span(batch.data(), count),
+                        [&]() -> const RowList& {
+                          const auto bits = run.memory.load(kLeaseList, std::memory_order_relaxed);
+                          list.size = 0;
+                          for (std::uint32_t lease = 0; lease < kLeases; ++lease) {
+                            if ((bits >> lease & 1U) == 0) continue;
+                            list.rows[list.size] = run.row_of(lease);
+                            list.pointers[list.size] = &list.rows[list.size];
+                            ++list.size;
+                          }
+                          return list;
+                        });
+  run.go(Phase::kChoose);
+}
+
+// ---- leaving -----------------------------------------------------------------------------------
+
+void unlock(const Run& run) {
+  Producer& producer = run.own().producer;
+  Thread::Head& head = run.head();
+  const bool keeps_unpins = run.step().op == Op::kAddLease;
+  const std::uint8_t over = keeps_unpins ? 0 : std::exchange(producer.over, 0);
+  const std::uint8_t let_go = keeps_unpins ? 0 : std::exchange(producer.let_go_chain, 0);
+  const bool look_again = !keeps_unpins && std::exchange(producer.let_go_again, false);
+  const bool any = over != 0 || let_go != 0;
+  if (any) run.memory.fetch_add(kUnpinsPending, 1, std::memory_order_relaxed);
+  if (protocol::unlock_or_again(run.memory, kLockWord)) {
+    head.over = over;
+    head.let_go = let_go;
+    head.note[2] = look_again ? 1 : 0;
+    head.everything = false;
+    return run.go(any ? Phase::kUnpin : Phase::kAfter);
+  }
+  if (any) run.memory.fetch_add(kUnpinsPending, ~std::uint64_t{0}, std::memory_order_relaxed);
+  producer.over |= over;
+  producer.let_go_chain |= let_go;
+  producer.let_go_again |= look_again;
+  head.everything = false;
+  run.go(Phase::kAbsorb);
+}
+
+void unpin_one(const Run& run) {
+  Thread::Head& head = run.head();
+  run.memory.await(true);
+  if (head.over != 0) {
+    Record& record = run.own().producer.exports[lowest(head.over)];
+    head.over = static_cast<std::uint8_t>(head.over & (head.over - 1));
+    unpin(run.world, record.block);
+    record.to_unpin = false;
+  } else {
+    const std::uint32_t block = lowest(head.let_go);
+    head.let_go = static_cast<std::uint8_t>(head.let_go & (head.let_go - 1));
+    unpin(run.world, block);
+  }
+  if (head.over == 0 && head.let_go == 0) run.go(Phase::kUnpinned);
+}
+
+// ---- beginnings and ends, by operation -----------------------------------------------------------
+
+void begin(const Run& run) {
+  const Step& step = run.step();
+  World::Private& own = run.own();
+  Thread::Head& head = run.head();
+  switch (step.op) {
+    case Op::kShare: {
+      Block& block = own.blocks[run.spec(step.what).block];
+      run.memory.await(true);
+      if (!block.owned) return run.next();
+      ++block.pins;
+      return run.go(Phase::kLock);
+    }
+    case Op::kFree: {
+      run.memory.await(true);
+      Block& block = own.blocks[step.what];
+      block.owned = false;
+      if (block.pins == 0) {
+        own.truth.reused[step.what] = true;
+      } else {
+        ++block.pins;  // the list's own
+        block.listed = true;
+      }
+      return run.next();
+    }
+    case Op::kCollect:
+      if (!protocol::try_lock_or_ask(run.memory, kLockWord)) return run.next();
+      return run.go(Phase::kAbsorb);
+    case Op::kLookThoroughly:
+      run.memory.await(true);
+      head.note[0] = settled(run.world, run.scenario) ? 1 : 0;
+      head.everything = true;
+      return run.go(Phase::kLock);
+    case Op::kAddLease:
+      run.memory.await(true);
+      if (makes(Mistake::kLeaseListedLate)) own.consumers[step.what].connected = true;
+      return run.go(makes(Mistake::kLeasesBeforeClosing) ? Phase::kInside : Phase::kLock);
+    case Op::kSweep: {
+      const Process& process = own.processes[step.what + 1U];
+      run.memory.await(process.quiet || (makes(Mistake::kNoLifeline) && process.gone));
+      return run.go(Phase::kLock);
+    }
+    case Op::kTakeDecline: {
+      std::uint32_t which = kNoIndex;
+      for (std::uint32_t message = 0; message < kMessages && which == kNoIndex; ++message) {
+        if (own.messages[message].declined != 0) which = message;
+      }
+      run.memory.await(which != kNoIndex);
+      Message& message = own.messages[which];
+      head.note[0] = static_cast<std::uint8_t>(which);
+      head.note[1] = static_cast<std::uint8_t>(lowest(message.declined));
+      message.declined = static_cast<std::uint8_t>(message.declined & (message.declined - 1));
+      return run.go(Phase::kLock);
+    }
+    default:
+      run.memory.await(own.messages[step.what].sent);
+      return run.go(Phase::kLock);
+  }
+}
+
+// Without the lock again.
+void after(const Run& run) {
+  const Step& step = run.step();
+  World::Private& own = run.own();
+  switch (step.op) {
+    case Op::kShare: {
+      const Message& message = own.messages[step.what];
+      protocol::open_export(run.memory, ExportWords{message.export_index}, message.generation, {1});
+      return run.go(Phase::kAfter2);
+    }
+    case Op::kAddLease:
+      run.memory.await_landed();
+      own.consumers[step.what].connected = true;
+      return run.next();
+    case Op::kLookThoroughly:
+      run.memory.await(run.world.words[kUnpinsPending] == 0 || makes(Mistake::kUnpinsNotAwaited));
+      for (std::uint32_t block = 0; block < run.scenario.blocks; ++block) {
+        if (run.head().note[0] != 0 && !own.blocks[block].owned && !own.truth.reused[block]) {
+          break_rule(run.world, Rule::kFalseOutOfMemory, block);
+        }
+      }
+      return run.next();
+    default:
+      return run.next();
+  }
+}
+
+}  // namespace
+
+void run_producer(const Run& run) {
+  ModelExports exports(run.world, run.memory);
+  switch (run.head().phase) {
+    case Phase::kBegin:
+      return begin(run);
+    case Phase::kLock:
+      run.memory.await(run.world.words[kLockWord] == 0);
+      run.world.words[kLockWord] = protocol::kLocked;
+      return run.go(run.step().op == Op::kExpire ? Phase::kAfter4 : Phase::kInside);
+    case Phase::kAfter4:
+      return absorb(run, exports, Phase::kInside);
+    case Phase::kInside:
+      return inside(run, exports);
+    case Phase::kAbsorb:
+      return absorb(run, exports, Phase::kNote);
+    case Phase::kNote:
+      return note(run, exports);
+    case Phase::kChoose:
+      return choose(run, exports);
+    case Phase::kClose:
+      return close(run, exports);
+    case Phase::kUnlock:
+      return unlock(run);
+    case Phase::kUnpin:
+      return unpin_one(run);
+    case Phase::kUnpinned:
+      run.memory.fetch_add(kUnpinsPending, ~std::uint64_t{0}, std::memory_order_release);
+      return run.go(run.head().note[2] != 0 ? Phase::kLookAgain : Phase::kAfter);
+    case Phase::kLookAgain:
+      run.head().note[2] = 0;
+      if (!protocol::try_lock_or_ask(run.memory, kLockWord)) return run.go(Phase::kAfter);
+      return run.go(Phase::kAbsorb);
+    case Phase::kAfter:
+      return after(run);
+    case Phase::kAfter2:  // of a share: the descriptor may leave
+      run.memory.await_landed();
+      run.own().messages[run.step().what].sent = true;
+      return run.next();
+    default:
+      return;
+  }
+}
+
+}  // namespace limbo::model

@@ -1,0 +1,135 @@
+#include "tests/model/rows.h"
+
+#include <algorithm>
+
+namespace limbo::model {
+
+using protocol::ExportState;
+using protocol::makes;
+using protocol::Mistake;
+
+void break_rule(World& world, Rule rule, std::uint32_t about) {
+  Truth& truth = world.own.truth;
+  if (truth.broken != 0) return;
+  truth.broken = static_cast<std::uint8_t>(rule);
+  truth.about = static_cast<std::uint8_t>(about);
+}
+
+void ModelExports::claimed_by(std::uint32_t index, std::uint32_t who) {
+  Record& export_record = record(index);
+  const auto bit = static_cast<std::uint8_t>(1U << who);
+  if ((export_record.leases_seen & bit) != 0 && !makes(Mistake::kClaimsCountedPerOpen)) return;
+  export_record.leases_seen |= bit;
+  if (export_record.in_flight == 0) {
+    if (makes(Mistake::kCountBelowZero)) break_rule(world_, Rule::kCountBelowZero, index);
+    return;
+  }
+  --export_record.in_flight;
+  changed(index);
+}
+
+void ModelExports::held_more(std::uint32_t index, const ModelRow&, std::uint32_t) {
+  ++record(index).held;
+  changed(index);
+}
+
+void ModelExports::held_less(std::uint32_t index, const ModelRow&, std::uint32_t) {
+  if (record(index).held == 0) return break_rule(world_, Rule::kCountBelowZero, index);
+  --record(index).held;
+  changed(index);
+}
+
+void ModelExports::over(std::uint32_t index) {
+  leave_lists(index);
+  record(index).in_use = false;
+  world_.own.producer.over |= static_cast<std::uint8_t>(1U << index);
+}
+
+void ModelExports::stays(std::uint32_t index, bool complete) {
+  if (!complete) changed(index);
+}
+
+std::uint32_t ModelExports::reserve(std::uint32_t block, std::uint32_t consumers) {
+  for (std::uint32_t index = 0; index < kExports; ++index) {
+    Record& slot = record(index);
+    if (slot.in_use || slot.to_unpin) continue;
+    slot = {};
+    slot.generation = static_cast<std::uint8_t>(read(index).generation);
+    slot.block = static_cast<std::uint8_t>(block);
+    slot.in_flight = static_cast<std::uint8_t>(consumers);
+    slot.in_use = true;
+    slot.to_unpin = true;
+    return index;
+  }
+  return kNoIndex;
+}
+
+void ModelExports::let_go(std::uint32_t block) {
+  for (std::uint32_t index = 0; index < kExports; ++index) {
+    Record& slot = record(index);
+    if (!slot.in_use || slot.block != block || slot.let_go) continue;
+    slot.let_go = true;
+    if (slot.in_flight == 0 && !makes(Mistake::kDirtyOnlyCandidates)) changed(index);
+  }
+}
+
+void ModelExports::clear_in_flight(std::uint32_t index) {
+  record(index).in_flight = 0;
+  changed(index);
+}
+
+std::uint8_t ModelExports::collect_batch(std::uint8_t& left) {
+  const Producer& producer = world_.own.producer;
+  std::uint8_t batch = 0;
+  while (left > 0) {
+    std::uint32_t first = kNoIndex;
+    for (std::uint32_t i = 0; i < producer.queued && first == kNoIndex; ++i) {
+      if (record(producer.queue[i]).list == List::kCandidates) first = producer.queue[i];
+    }
+    if (first == kNoIndex) break;
+    --left;
+    leave_lists(first);
+    const Record& slot = record(first);
+    const auto state = read(first).state;
+    const bool ready = state == ExportState::kOpen || state == ExportState::kDraining;
+    if (slot.held != 0 || slot.in_flight != 0 || !ready) continue;
+    if (slot.let_go) {
+      batch |= static_cast<std::uint8_t>(1U << first);
+    } else {
+      push(first, List::kIdle);
+    }
+  }
+  return batch;
+}
+
+std::uint32_t ModelExports::candidates() const {
+  std::uint32_t count = 0;
+  for (std::uint32_t index = 0; index < kExports; ++index) {
+    count += record(index).list == List::kCandidates ? 1 : 0;
+  }
+  return count;
+}
+
+void ModelExports::changed(std::uint32_t index) {
+  if (record(index).list == List::kCandidates) return;
+  leave_lists(index);
+  push(index, List::kCandidates);
+}
+
+void ModelExports::leave_lists(std::uint32_t index) {
+  Producer& producer = world_.own.producer;
+  if (record(index).list == List::kNone) return;
+  record(index).list = List::kNone;
+  auto* const end = producer.queue.begin() + producer.queued;
+  std::copy(std::find(producer.queue.begin(), end, index) + 1, end,
+            std::find(producer.queue.begin(), end, index));
+  producer.queue[--producer.queued] = 0;
+}
+
+void ModelExports::push(std::uint32_t index, List list) {
+  Producer& producer = world_.own.producer;
+  record(index).list = list;
+  producer.queue[producer.queued++] = static_cast<std::uint8_t>(index);
+}
+
+}  // namespace limbo::model

@@ -1,0 +1,106 @@
+#include "tests/model/run.h"
+
+#include <cstring>
+
+namespace limbo::model {
+namespace {
+
+void finish_segment(Thread& thread) {
+  std::memset(thread.log.data(), 0, thread.logged * sizeof(thread.log[0]));
+  thread.made = 0;
+  thread.logged = 0;
+}
+
+// Runs segments until one access has been made that others can tell. Not in a frame with anything
+// that the jump could lose.
+bool run_segments(const Run& run, World::Private& before, Thread::Head& head_before) {
+  Thread& thread = run.thread();
+  const bool produces = run.script().process == 0;
+  if (setjmp(run.memory.stopped) != 0) {
+    // What the segment has done privately is done when it is through.
+    run.world.own = before;
+    thread.head = head_before;
+    return run.memory.has_acted() || run.memory.has_written();
+  }
+  while (!run.memory.has_acted()) {
+    if (thread.head.at == run.script().steps.size()) {
+      thread.life = Life::kFinished;
+      return true;
+    }
+    before = run.world.own;
+    head_before = thread.head;
+    run.memory.begin_segment();
+    produces ? run_producer(run) : run_consumer(run);
+    finish_segment(thread);
+  }
+  if (thread.head.at == run.script().steps.size()) thread.life = Life::kFinished;
+  return true;
+}
+
+}  // namespace
+
+bool step_thread(const Scenario& scenario, World& world, std::uint32_t thread, std::uint32_t choice,
+                 std::uint32_t& ways, Observer* observer) {
+  Memory memory(world, thread, choice, observer);
+  World::Private before;
+  Thread::Head head_before;
+  const bool moved = run_segments({scenario, world, thread, memory}, before, head_before);
+  ways = memory.ways();
+  if (memory.overflowed()) {
+    break_rule(world, Rule::kEndless, thread);
+    return true;
+  }
+  return moved;
+}
+
+void unpin(World& world, std::uint32_t index) {
+  Block& block = world.own.blocks[index];
+  if (block.pins == 0) return break_rule(world, Rule::kCountBelowZero, index);
+  if (--block.pins > 0 || block.owned) return;
+  world.own.truth.reused[index] = true;
+  for (const auto& row : world.own.truth.stands) {
+    for (const std::uint8_t stands : row) {
+      if (stands == index + 1) break_rule(world, Rule::kReusedWhileHeld, index);
+    }
+  }
+}
+
+void after_landing(World& world, Word word) {
+  if (word < kFirstLease || word >= kFirstTimeline) return;
+  const std::uint32_t lease = (word - kFirstLease) / kLeaseWords;
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+    if (word != claim_word(lease, slot)) continue;
+    const auto state = protocol::decode_claim(world.words[word]).state;
+    if (state == protocol::ClaimState::kReleased) world.own.truth.stands[lease][slot] = 0;
+  }
+}
+
+World beginning(const Scenario& scenario) {
+  World world{};
+  for (std::uint32_t index = 0; index < kExports; ++index) {
+    world.words[export_word(index)] = static_cast<std::uint32_t>(
+        protocol::encode(protocol::ExportWord{1, {}, protocol::ExportState::kFree}));
+  }
+  world.words[kLeaseList] = scenario.connected;
+  for (std::uint32_t index = 0; index < kThreads; ++index) {
+    Thread& thread = world.threads[index];
+    thread.head.slot.fill(kNoIndex);
+    if (index >= scenario.threads.size()) thread.life = Life::kFinished;
+  }
+  for (std::uint32_t block = 0; block < scenario.blocks; ++block) {
+    world.own.blocks[block].owned = true;
+  }
+  for (std::uint32_t lease = 0; lease < kLeases; ++lease) {
+    Consumer& consumer = world.own.consumers[lease];
+    consumer.connected = (scenario.connected >> lease & 1U) != 0;
+    for (std::uint32_t group = 0; group < scenario.groups; ++group) {
+      for (std::uint32_t i = 0; i < scenario.slots_per_group; ++i) {
+        consumer.free[consumer.free_size++] = static_cast<std::uint8_t>(group * kSlotsPerGroup + i);
+      }
+    }
+  }
+  world.own.deaths_left = scenario.deaths;
+  return world;
+}
+
+}  // namespace limbo::model

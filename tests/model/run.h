@@ -1,0 +1,55 @@
+// Working off a script, one step at a time.
+#pragma once
+
+#include "tests/model/rows.h"
+
+namespace limbo::model {
+
+// A thread in the midst of an operation.
+struct Run {
+  const Scenario& scenario;
+  World& world;
+  const std::uint32_t index;
+  Memory& memory;
+
+  [[nodiscard]] Thread& thread() const { return world.threads[index]; }
+  [[nodiscard]] Thread::Head& head() const { return thread().head; }
+  [[nodiscard]] World::Private& own() const { return world.own; }
+  [[nodiscard]] const Script& script() const { return scenario.threads[index]; }
+  [[nodiscard]] const Step& step() const { return script().steps[head().at]; }
+  [[nodiscard]] std::uint32_t lease() const { return script().process - 1U; }
+  [[nodiscard]] ModelRow row_of(std::uint32_t which) const { return {{&scenario, which}, &world}; }
+  [[nodiscard]] const MessageSpec& spec(std::uint32_t message) const {
+    return scenario.messages[message];
+  }
+
+  void go(Phase phase) const { head().phase = phase; }
+  void next() const {
+    ++head().at;
+    head().phase = Phase::kBegin;
+    head().note[0] = head().note[1] = head().note[2] = head().note[3] = 0;
+  }
+};
+
+// One segment of the operation that the thread is at: it ends in another phase, or another
+// operation.
+void run_producer(const Run& run);
+void run_consumer(const Run& run);
+
+// How the allocator's steps change a block.
+void unpin(World& world, std::uint32_t block);
+
+// What follows when a word has changed in memory.
+void after_landing(World& world, Word word);
+
+// The beginning of a scenario.
+World beginning(const Scenario& scenario);
+
+// One step of a thread: false if it can make none. `ways`: in how many ways it can go on.
+bool step_thread(const Scenario& scenario, World& world, std::uint32_t thread, std::uint32_t choice,
+                 std::uint32_t& ways, Observer* observer);
+
+// Whether all is over, where nothing can move any more.
+void look_at_end(const Scenario& scenario, World& world, Observer* observer);
+
+}  // namespace limbo::model

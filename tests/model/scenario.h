@@ -1,0 +1,135 @@
+// What is explored: small configurations, each of them exhaustively.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "ipc/protocol/mistakes.h"
+#include "tests/model/world.h"
+
+namespace limbo::model {
+
+// ---- what must hold --------------------------------------------------------------------------
+// Safety, in every state. (The rules are looked at where they can be broken: the functions that
+// call break_rule.)
+enum class Rule : std::uint8_t {
+  kNone,
+  kReusedWhileHeld,
+  kCountBelowZero,
+  kPromiseBroken,
+  kClaimedAfterWithdrawal,
+  kSlotTakenTwice,
+  kReturnedWhileMapped,
+  kClosedUnderUse,
+  kOpenRefused,
+  kReadTooEarly,
+  kForwardedWhatIsFree,
+  kFalseOutOfMemory,
+  // Liveness, in every end. Scripts are finite and nothing goes round in circles, so every state
+  // leads to an end; where every end is good, everything can end from every state.
+  kStuck,
+  kNeverFree,
+  kEndless,
+};
+
+constexpr std::string_view text_of(Rule rule) {
+  switch (rule) {
+    case Rule::kNone:
+      return "nothing is broken";
+    case Rule::kReusedWhileHeld:
+      return "a block was reused while a claim on it stands, or its release has not landed";
+    case Rule::kCountBelowZero:
+      return "a count went below zero";
+    case Rule::kPromiseBroken:
+      return "a process that was promised the block met gone or CLOSING";
+    case Rule::kClaimedAfterWithdrawal:
+      return "a message that had been withdrawn, or was out of time, could still be opened";
+    case Rule::kSlotTakenTwice:
+      return "a claim slot was taken while another claim stood in it";
+    case Rule::kReturnedWhileMapped:
+      return "a piece went back to the driver while a consumer had it mapped";
+    case Rule::kClosedUnderUse:
+      return "a mapping was closed while a stream still used it";
+    case Rule::kOpenRefused:
+      return "a claim stood, and its piece could not be opened";
+    case Rule::kReadTooEarly:
+      return "a stream read before the data was written";
+    case Rule::kForwardedWhatIsFree:
+      return "a claim that was no longer noted was sent on";
+    case Rule::kFalseOutOfMemory:
+      return "a last look before out-of-memory missed a block that nobody held any more";
+    case Rule::kStuck:
+      return "a thread waits for what cannot come";
+    case Rule::kNeverFree:
+      return "everybody is done, and something has not ended";
+    case Rule::kEndless:
+      return "an operation does not come to an end";
+  }
+  return "?";
+}
+
+// ---- what threads do -----------------------------------------------------------------------
+
+enum class Op : std::uint8_t {
+  // the producer
+  kShare,           // message
+  kFree,            // block: its owner lets go
+  kCollect,         // as on a miss of the allocator
+  kLookThoroughly,  // as before out-of-memory
+  kWithdraw,        // message
+  kExpire,          // message: its time may be over
+  kAddLease,        // lease
+  kSweep,           // lease, once its consumer is quiet
+  kTakeDecline,     // a decline that has come
+  // a consumer
+  kReceive,      // message, register
+  kReleaseHost,  // message, register
+  kReleaseGpu,   // message, register, stream
+  kPoll,         // strikes off what has landed
+  kDecline,      // message
+};
+
+struct Step {
+  Op op;
+  std::uint8_t what = 0;
+  std::uint8_t slot = 0;
+  std::uint8_t stream = 0;
+};
+
+struct Script {
+  std::string_view name;
+  std::uint8_t process = 0;
+  std::vector<Step> steps;
+  bool waits = false;  // an end may find it waiting: what it waits for need not come
+};
+
+struct MessageSpec {
+  std::uint8_t block = 0;
+  std::uint8_t consumers = 1;
+  std::uint8_t promised = 0;  // a bit for each consumer that is one of them
+};
+
+struct Scenario {
+  std::string_view name;
+  std::string_view what;
+  std::vector<Script> threads;
+  std::vector<MessageSpec> messages;
+  std::vector<std::uint8_t> streams = {};  // the process of each
+  std::uint32_t groups = 1;
+  std::uint32_t slots_per_group = 1;
+  std::uint8_t blocks = 1;
+  std::uint8_t connected = 1;  // leases at the beginning, a bit each
+  std::uint8_t may_die = 0;    // processes, a bit each
+  std::uint8_t deaths = 0;     // how many of them at most
+  // What the end does before it looks whether all is over: collects, time limits.
+  bool collects_at_end = true;
+  bool expires_at_end = false;
+  bool in_short_run = true;
+  std::vector<protocol::Mistake> finds = {};
+};
+
+// All of them.
+const std::vector<Scenario>& scenarios();
+
+}  // namespace limbo::model
