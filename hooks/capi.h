@@ -83,7 +83,7 @@ LIMBO_C_API const char* limbo_incarnation(void);
 
 // Who holds what this process has lent:
 // [{"pid", "incarnation", "state": "connected"|"quarantine", "why", "claims", "bytes",
-//   "mapped_pieces", "oldest_claim_ms"}, ...]
+//   "mapped_pieces", "mapped_bytes", "oldest_claim_ms"}, ...]
 LIMBO_C_API const char* limbo_holders_json(void);
 
 // {"sharing": {every field of SharingStats}, "devices": [{"device", "limbo_blocks", "limbo_bytes",

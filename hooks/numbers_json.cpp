@@ -60,6 +60,7 @@ std::string holders_json() {
       json.field("claims", holder.claims);
       json.field("bytes", holder.bytes);
       json.field("mapped_pieces", holder.mapped_pieces);
+      json.field("mapped_bytes", holder.mapped_bytes);
       json.field("oldest_claim_ms", holder.oldest_claim.count());
       json.end_object();
     }

@@ -54,6 +54,7 @@ struct Producer::Impl {
     return {leases.data(), leases.size() - std::min(leases.size(), listed_late)};
   }
   [[nodiscard]] bool is_mapped(std::uint32_t piece_index) const;
+  [[nodiscard]] std::uint64_t wanted_back_bytes(const Lease& lease, int device_index) const;
 
   // ---- without the lock
   bool collect();

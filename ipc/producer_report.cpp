@@ -62,7 +62,9 @@ std::vector<Holder> Producer::holders() {
     holder.bytes = held.bytes;
     for (std::uint32_t index = 0; index < impl.pieces.touched(); ++index) {
       const PieceRecord& piece = impl.pieces.record(index);
-      if (piece.in_use && lease->maps(index, piece.generation)) ++holder.mapped_pieces;
+      if (!piece.in_use || !lease->maps(index, piece.generation)) continue;
+      ++holder.mapped_pieces;
+      holder.mapped_bytes += piece.size_bytes;
     }
     if (held.claims > 0 && held.oldest < now) {
       holder.oldest_claim =
@@ -75,6 +77,18 @@ std::vector<Holder> Producer::holders() {
   return holders;
 }
 
+// Pieces that the allocator has asked for in vain, because this lease maps them.
+std::uint64_t Producer::Impl::wanted_back_bytes(const Lease& lease, int device_index) const {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t index = 0; index < pieces.touched(); ++index) {
+    const PieceRecord& piece = pieces.record(index);
+    if (piece.refused && piece.device == device_index && lease.maps(index, piece.generation)) {
+      bytes += piece.size_bytes;
+    }
+  }
+  return bytes;
+}
+
 std::string Producer::describe_holders(int device) {
   Impl& impl = *impl_;
   std::string text;
@@ -82,9 +96,17 @@ std::string Producer::describe_holders(int device) {
   Impl::Hold hold(impl);
   for (const auto& lease : impl.leases) {
     const Held held = held_by(*lease, impl.exports, device);
-    if (held.claims == 0) continue;
-    append("process " + std::to_string(lease->peer().pid) + " holds " + readable_bytes(held.bytes) +
-           " by " + std::to_string(held.claims) + (held.claims == 1 ? " message" : " messages") +
+    std::string does;
+    if (held.claims > 0) {
+      does = "holds " + readable_bytes(held.bytes) + " by " + std::to_string(held.claims) +
+             (held.claims == 1 ? " message" : " messages");
+    }
+    if (const std::uint64_t bytes = impl.wanted_back_bytes(*lease, device); bytes > 0) {
+      does += (does.empty() ? "" : " and ") + ("still maps " + readable_bytes(bytes)) +
+              " that should be returned";
+    }
+    if (does.empty()) continue;
+    append("process " + std::to_string(lease->peer().pid) + " " + does +
            (lease->gone ? " (it has ended; " + lease->why + ")" : ""));
   }
   std::uint64_t unopened = 0;

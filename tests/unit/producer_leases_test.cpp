@@ -3,7 +3,6 @@
 #include <thread>
 
 #include "allocator/options.h"
-#include "ipc/incarnation.h"
 #include "tests/support/shared_words.h"
 #include "tests/unit/producer_support.h"
 
@@ -395,47 +394,6 @@ TEST_F(ProducerLeases, DrainedMeansClaimedMappedAndWritten) {
   EXPECT_TRUE(producer_->drained());  // who has ended opens nothing any more
   producer_->lease_quiet(consumer.lease());
   allocator_->free(data);
-}
-
-// ---- reports --------------------------------------------------------------------------------
-
-TEST_F(ProducerLeases, HoldersAreNamedWithWhatTheyHold) {
-  PlayedConsumer a(*producer_, 11);
-  PlayedConsumer b(*producer_, 12);
-  PlayedConsumer idle(*producer_, 13);
-  std::byte* one = allocate(1 << 20);
-  std::byte* two = allocate(4 << 20);
-  const ExportTicket first = share(one);
-  const ExportTicket second = share(two);
-  const ExportTicket third = share(two);
-  ASSERT_EQ(a.claim(first), ClaimVerdict::kStands);
-  ASSERT_EQ(a.claim(second), ClaimVerdict::kStands);
-  ASSERT_EQ(a.claim(second), ClaimVerdict::kStands);  // counts once in bytes
-  ASSERT_EQ(b.claim(second), ClaimVerdict::kStands);
-  a.mark_mapped(first);
-  a.mark_mapped(second);
-  const std::vector<Holder> holders = producer_->holders();
-  ASSERT_EQ(holders.size(), 2U);
-  EXPECT_EQ(holders[0].pid, 11);
-  EXPECT_EQ(holders[0].incarnation, to_string(Incarnation{7, 11}));
-  EXPECT_EQ(holders[0].claims, 3U);
-  EXPECT_EQ(holders[0].bytes, 5U << 20);
-  EXPECT_EQ(holders[0].mapped_pieces, first.piece_index == second.piece_index ? 1U : 2U);
-  EXPECT_EQ(holders[1].pid, 12);
-  EXPECT_EQ(holders[1].bytes, 4U << 20);
-  EXPECT_EQ(holders[1].mapped_pieces, 0U);
-  const std::string text = producer_->describe_holders(0);
-  EXPECT_TRUE(contains(text, "process 11 holds 5.00 MiB by 3 messages")) << text;
-  EXPECT_TRUE(contains(text, "process 12 holds 4.00 MiB by 1 message")) << text;
-  EXPECT_TRUE(contains(text, "1 message of 4.00 MiB nobody has opened yet")) << text;
-  EXPECT_EQ(producer_->describe_holders(1), "");
-  a.release_all();
-  b.release_all();
-  producer_->withdraw(third.export_index, third.generation);
-  allocator_->free(one);
-  allocator_->free(two);
-  producer_->collect();
-  EXPECT_EQ(producer_->describe_holders(0), "");
 }
 
 TEST_F(ProducerLeases, FailedLeaseIsNotListed) {
