@@ -84,6 +84,7 @@ TEST_F(ProducerReport, WhoeverMapsWhatShouldBeReturnedIsNamed) {
   const ExportTicket again = share(data);
   EXPECT_EQ(again.piece_index, tickets[1].piece_index);
   ASSERT_EQ(consumer.claim(again), ClaimVerdict::kStands);
+  producer_->collect();
   EXPECT_EQ(producer_->describe_holders(0),
             "Lent memory: process 11 holds 32.00 MiB by 1 message.");
   consumer.mark_mapped(again, false);
