@@ -5,6 +5,7 @@
 
 #include "allocator/error.h"
 #include "ipc/byte_fields.h"
+#include "ipc/channel.h"
 #include "ipc/checksum.h"
 
 namespace limbo {
@@ -84,15 +85,15 @@ bool has_nul(const std::string& text) {
   return text.find('\0') != std::string::npos;
 }
 
-void check_address(const std::string& directory, const std::string& name) {
+// A socket is named after its producer. Whoever connected to another's socket would have a lease
+// there before the two notice that nobody meant the other.
+void check_address(const Incarnation& producer, const std::string& directory,
+                   const std::string& name) {
   if (directory.empty() || directory[0] != '/' || directory.size() > kMaxDirectoryBytes ||
       has_nul(directory)) {
     bad("has a channel directory that is no absolute path");
   }
-  if (name.empty() || name[0] == '.' || name.size() > kMaxSocketNameBytes || has_nul(name) ||
-      name.find('/') != std::string::npos) {
-    bad("has a socket name that is no file's name");
-  }
+  if (name != channel_socket_name(producer)) bad("names a socket that is not its producer's");
 }
 
 // Magic, version and length, in the order in which they can be trusted.
@@ -166,7 +167,7 @@ Descriptor decode_descriptor(ByteSpan bytes) {
   const auto extra = in.raw(extra_bytes);
   if (!in.finished()) bad("has fields that do not fill its length");
   check_ticket(descriptor.ticket);
-  check_address(descriptor.directory, descriptor.socket_name);
+  check_address(descriptor.producer, descriptor.directory, descriptor.socket_name);
   descriptor.extra.assign(extra.begin(), extra.end());
   return descriptor;
 }

@@ -42,7 +42,7 @@ struct Descriptor {
   BootId boot{};
   ExportTicket ticket;
   std::string directory;    // absolute
-  std::string socket_name;  // one component of a path
+  std::string socket_name;  // channel_socket_name(producer)
   Bytes extra;
 };
 

@@ -6,6 +6,7 @@
 
 #include "allocator/error.h"
 #include "ipc/byte_fields.h"
+#include "ipc/channel.h"
 #include "ipc/checksum.h"
 
 namespace limbo {
@@ -28,7 +29,7 @@ Descriptor sample() {
     descriptor.ticket.device_uuid.bytes[byte] = static_cast<std::uint8_t>(byte);
   }
   descriptor.directory = "/tmp/limbo-1000";
-  descriptor.socket_name = "0123456789abcdef.sock";
+  descriptor.socket_name = channel_socket_name(descriptor.producer);
   descriptor.extra = {std::byte{1}, std::byte{0}, std::byte{255}};
   return descriptor;
 }
@@ -165,6 +166,9 @@ TEST(Descriptor, FieldsOutOfRangeAreRefusedUnderAGoodChecksum) {
   EXPECT_TRUE(refused([](Descriptor& d) { d.socket_name = "../other.sock"; }));
   EXPECT_TRUE(refused([](Descriptor& d) { d.socket_name = ".hidden"; }));
   EXPECT_TRUE(refused([](Descriptor& d) { d.socket_name.clear(); }));
+  // Another's socket: connecting there would make a lease that nobody wants.
+  EXPECT_TRUE(refused([](Descriptor& d) { d.producer.low ^= 1; }));
+  EXPECT_TRUE(refused([](Descriptor& d) { d.socket_name[0] = 'f'; }));
   EXPECT_FALSE(refused([](Descriptor&) {}));
 }
 
