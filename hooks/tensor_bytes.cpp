@@ -127,7 +127,10 @@ std::uint64_t reach_bytes(const TensorLayout& layout) {
   if (layout.form == TensorForm::kStorage) return 0;
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (std::ranges::find(layout.sizes, 0) != layout.sizes.end()) return 0;
-  auto elements = static_cast<std::uint64_t>(layout.storage_offset) + 1;
+  if (layout.storage_offset >= std::numeric_limits<std::int64_t>::max()) {
+    throw_bad("The message's tensor reaches further than memory does.");
+  }
+  auto elements = static_cast<std::uint64_t>(layout.storage_offset) + 1;  // at most kMost
   for (std::size_t i = 0; i < layout.sizes.size(); ++i) {
     const auto steps = static_cast<std::uint64_t>(layout.sizes[i] - 1);
     const auto stride = static_cast<std::uint64_t>(layout.strides[i]);

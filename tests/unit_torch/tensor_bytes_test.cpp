@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
+#include <random>
 
 #include "allocator/error.h"
 
@@ -99,6 +101,81 @@ TEST(TensorBytes, ReachIsTheLastElementsEnd) {
   EXPECT_EQ(reach_bytes(layout), 0U);
   layout.form = TensorForm::kStorage;
   EXPECT_EQ(reach_bytes(layout), 0U);
+}
+
+// Where the last element ends, in numbers that are wide enough; nothing where memory ends before.
+std::optional<std::uint64_t> exact_reach_bytes(const TensorLayout& layout) {
+  __extension__ using Wide = unsigned __int128;
+  Wide elements = static_cast<Wide>(layout.storage_offset) + 1;
+  for (std::size_t i = 0; i < layout.sizes.size(); ++i) {
+    if (layout.sizes[i] == 0) return 0;
+    elements += static_cast<Wide>(layout.sizes[i] - 1) * static_cast<Wide>(layout.strides[i]);
+  }
+  const Wide bytes = elements * c10::elementSize(layout.dtype);
+  if (bytes > static_cast<Wide>(kMost)) return std::nullopt;
+  return static_cast<std::uint64_t>(bytes);
+}
+
+// A reach that is wrapped around would let a tensor of a small block reach all of memory.
+TEST(TensorBytes, ReachIsRightForWhateverIsAccepted) {
+  std::mt19937_64 random(20261129);
+  const auto number = [&]() -> std::int64_t {
+    switch (random() % 4) {
+      case 0:
+        return static_cast<std::int64_t>(random() % 4);
+      case 1:
+        return kMost - static_cast<std::int64_t>(random() % 4);
+      case 2:
+        return (std::int64_t{1} << (random() % 63)) - static_cast<std::int64_t>(random() % 2);
+      default:
+        return static_cast<std::int64_t>(random() >> (1 + random() % 63));
+    }
+  };
+  int accepted = 0;
+  for (int round = 0; round < 100'000; ++round) {
+    TensorLayout layout = sample();
+    layout.dtype = random() % 2 == 0 ? c10::ScalarType::Half : c10::ScalarType::Float8_e4m3fn;
+    layout.storage_offset = number();
+    layout.sizes.clear();
+    layout.strides.clear();
+    for (std::uint64_t left = random() % 4; left > 0; --left) {
+      layout.sizes.push_back(number());
+      layout.strides.push_back(number());
+    }
+    const auto exact = exact_reach_bytes(layout);
+    const Bytes bytes = encode_layout(layout);
+    if (!exact) {
+      ASSERT_EQ(code_of_decoding(bytes), ErrorCode::kBadDescriptor) << "round " << round;
+      continue;
+    }
+    ASSERT_EQ(reach_bytes(decode_layout(bytes)), *exact) << "round " << round;
+    ++accepted;
+  }
+  EXPECT_GT(accepted, 1000);
+}
+
+// Any bytes, and right ones with some of them changed: an error or a layout, which comes back.
+TEST(TensorBytes, RandomBytesAreRefusedOrComeBackAsTheyWere) {
+  std::mt19937_64 random(20261130);
+  const Bytes good = encode_layout(sample());
+  for (int round = 0; round < 20'000; ++round) {
+    Bytes bytes = good;
+    if (round % 4 == 0) bytes.resize(random() % 80);
+    for (std::uint64_t changes = random() % 12; changes > 0 && !bytes.empty(); --changes) {
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    }
+    try {
+      ASSERT_EQ(encode_layout(decode_layout(bytes)), bytes);
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::kBadDescriptor);
+    }
+    try {
+      (void)decode_empty_message(bytes);
+      FAIL() << "no message begins like that";
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::kBadDescriptor);
+    }
+  }
 }
 
 TEST(TensorBytes, TooManyDimensionsCannotBeSent) {
