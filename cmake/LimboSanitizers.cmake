@@ -1,14 +1,21 @@
-# LIMBO_SANITIZE: "" (none), "address" (with undefined behaviour; the first finding ends the program)
-# or "thread". For the core alone: torch's libraries are not built for it.
-set(LIMBO_SANITIZE "" CACHE STRING "Sanitizer of this build: empty, address or thread")
-set_property(CACHE LIMBO_SANITIZE PROPERTY STRINGS "" address thread)
+# LIMBO_SANITIZE: "" (none), "address" (with undefined behaviour; the first finding ends the program),
+# "thread", or "fuzzer" (as address, and counting what is executed, for libFuzzer: clang++ only). For
+# the core alone: torch's libraries are not built for it.
+set(LIMBO_SANITIZE "" CACHE STRING "Sanitizer of this build: empty, address, thread or fuzzer")
+set_property(CACHE LIMBO_SANITIZE PROPERTY STRINGS "" address thread fuzzer)
 
 if(LIMBO_SANITIZE STREQUAL "address")
   set(limbo_sanitizer_flags -fsanitize=address,undefined -fno-sanitize-recover=all)
 elseif(LIMBO_SANITIZE STREQUAL "thread")
   set(limbo_sanitizer_flags -fsanitize=thread)
+elseif(LIMBO_SANITIZE STREQUAL "fuzzer")
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "LIMBO_SANITIZE=fuzzer needs clang++: add -DCMAKE_CXX_COMPILER=clang++.")
+  endif()
+  set(limbo_sanitizer_flags -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all)
 elseif(NOT LIMBO_SANITIZE STREQUAL "")
-  message(FATAL_ERROR "LIMBO_SANITIZE is \"${LIMBO_SANITIZE}\"; it can be empty, address or thread.")
+  message(FATAL_ERROR
+    "LIMBO_SANITIZE is \"${LIMBO_SANITIZE}\"; it can be empty, address, thread or fuzzer.")
 endif()
 
 if(LIMBO_SANITIZE)

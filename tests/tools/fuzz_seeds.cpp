@@ -1,0 +1,162 @@
+// Writes the inputs that the fuzz targets start from: one of each kind that a target knows.
+//
+//     limbo_fuzz_seeds tests/fuzz/seeds
+//
+// To be run again when a descriptor, a message or a target's reading of its input has changed.
+// Inputs that were kept for another reason (regression-*) stay.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <string>
+
+#include "ipc/byte_fields.h"
+#include "ipc/channel.h"
+#include "ipc/descriptor.h"
+#include "ipc/messages.h"
+
+namespace limbo {
+namespace {
+
+namespace fs = std::filesystem;
+
+Bytes join(std::initializer_list<int> head, ByteSpan tail = {}) {
+  Bytes bytes;
+  for (const int byte : head) bytes.push_back(static_cast<std::byte>(byte));
+  bytes.insert(bytes.end(), tail.begin(), tail.end());
+  return bytes;
+}
+
+class Folder {
+ public:
+  explicit Folder(const fs::path& path) : path_(path) { fs::create_directories(path); }
+  void put(const std::string& name, const Bytes& bytes) const {
+    std::ofstream file(path_ / name, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+    if (!file) throw std::runtime_error("cannot write " + (path_ / name).string());
+  }
+
+ private:
+  fs::path path_;
+};
+
+Descriptor sample() {
+  Descriptor descriptor;
+  descriptor.producer = {1, 2};
+  descriptor.ticket.piece_size_bytes = 2 << 20;
+  descriptor.ticket.size_bytes = 512;
+  descriptor.directory = "/tmp/limbo-0";
+  descriptor.socket_name = channel_socket_name(descriptor.producer);
+  descriptor.extra = join({1, 2, 3});
+  return descriptor;
+}
+
+// Byte 0: descriptor whole (0), its fields (1), message whole (2), its fields (3); messages: then
+// the number of descriptors.
+void decoders(const Folder& to) {
+  const Bytes whole = encode_descriptor(sample());
+  to.put("descriptor", join({0}, whole));
+  to.put("descriptor-fields", join({1}, ByteSpan(whole).subspan(12, whole.size() - 16)));
+  const Incarnation incarnation{1, 2};
+  const std::pair<const char*, std::pair<MessageBytes, int>> messages[] = {
+      {"hello", {encode(Hello{kLedgerVersion, incarnation, 0}), 1}},
+      {"welcome", {encode(Welcome{3, incarnation, 0, Capacities{}}), 4}},
+      {"refused", {encode(Refused{ErrorCode::kLedgerFull, "why"}), 0}},
+      {"error", {encode(Refused{ErrorCode::kBadArgument, "why"}, MessageType::kError), 0}},
+      {"decline", {encode(Decline{7, 8}), 0}},
+      {"row-half-full", {encode_row_half_full(), 0}},
+  };
+  for (const auto& [name, message] : messages) {
+    const auto& [bytes, descriptors] = message;
+    to.put(name, join({2, descriptors}, bytes));
+    to.put(std::string(name) + "-fields", join({3, descriptors, std::to_integer<int>(bytes[0])},
+                                               ByteSpan(bytes).subspan(kMessageHeaderBytes)));
+  }
+}
+
+// Which message, how it is sealed, changes (field, way, ...).
+void receive(const Folder& to) {
+  constexpr const char* kNames[] = {"alive", "alive-2", "withdrawn", "expired", "over"};
+  for (int message = 0; message < 10; ++message) {
+    const std::string name = std::string(kNames[message % 5]) + (message < 5 ? "" : "-own");
+    to.put(name, join({message, 1}));
+    to.put(name + "-unsealed", join({message, 0}));
+  }
+  for (int field = 0; field < 24; ++field) {
+    const std::string name = "field-" + std::to_string(field);
+    to.put(name + "-edge", join({0, 1, field, 0, 0, 7}));
+    to.put(name + "-other", join({field % 10, 1, field, 2, (field + 3) % 10}));
+  }
+}
+
+// Actions: raw packet (0), typed message (1), hello (2), decline (3), row half full (4), bytes in
+// the life line (5), closing it (6), a new connection (7).
+void channel(const Folder& to) {
+  to.put("hello", join({2, 1, 0}));
+  to.put("hello-twice", join({2, 1, 0, 2, 1, 0}));
+  to.put("hello-flags", join({2, 1, 1, 5, 0, 0, 0}));
+  to.put("hello-version", join({2, 1, 2, 9, 0, 0, 0}));
+  to.put("hello-descriptors", join({2, 1, 4, 2, 0, 7}));
+  to.put("messages", join({2, 1, 0, 3, 0, 4, 3, 1, 9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4}));
+  to.put("decline-first", join({3, 0, 2, 1, 0, 3, 0}));
+  to.put("every-type", join({1, 2, 1, 0, 0, 1, 3, 1, 0, 0, 1, 6,  1, 0, 0, 1, 7,  1, 0, 0,
+                             1, 8, 1, 0, 0, 1, 9, 1, 0, 0, 1, 13, 1, 0, 0, 1, 15, 1, 0, 0}));
+  to.put("raw", join({0, 3, 0, 1, 2, 3, 0, 0, 0, 0, 0}));
+  to.put("life-line", join({2, 1, 0, 5, 3, 6, 4, 7, 2, 1, 0}));
+}
+
+// Raw (0) or a welcome (1): lease, changes, capacities' changes, tables' changes.
+void handshake(const Folder& to) {
+  to.put("welcome", join({1, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+  to.put("flags", join({1, 0, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0}));
+  to.put("capacities", join({1, 0, 0, 0, 0, 0, 1, 33, 0, 0, 0, 0, 0, 0}));
+  to.put("claims", join({1, 0, 0, 0, 0, 0, 16, 1, 0, 0, 0}));
+  to.put("ledger", join({1, 0, 0, 0, 0, 0, 0, 0, 1, 255, 0}));
+  to.put("unsealed", join({1, 0, 0, 0, 0, 0, 0, 32, 0, 0}));
+  to.put("others-descriptors", join({1, 0, 0, 0, 0, 0, 0, 15, 0, 1, 2, 3}));
+  to.put("one-missing", join({1, 0, 0, 0, 0, 0, 0, 16, 0, 0}));
+  to.put("one-more", join({1, 0, 0, 0, 0, 0, 0, 128, 0, 0, 4}));
+  const Bytes refused = encode(Refused{ErrorCode::kLedgerFull, "why"});
+  to.put("refused", join({0, static_cast<int>(refused.size()), 0}, refused));
+  to.put("raw", join({0, 3, 0, 1, 2, 3, 0}));
+}
+
+// Scans per second (of 3), then actions: share (0 size), again (1 which), free (2), claim (3),
+// release (4), the owner (5), claim by the broken one (6), decline (7), storm (8), scribble (9).
+void claim_rows(const Folder& to) {
+  to.put("honest", join({2, 0, 1, 3, 0, 2, 0, 5, 0, 4, 0, 5, 0}));
+  to.put("shared-twice", join({2, 0, 2, 1, 0, 3, 0, 3, 1, 2, 0, 4, 0, 5, 0, 4, 1, 5, 1}));
+  to.put("both-claim", join({2, 0, 0, 6, 0, 0, 0, 3, 0, 2, 0, 6, 0, 0, 1, 5, 1}));
+  to.put("scribbled-claims", join({2, 0, 0, 3, 0, 2, 0, 9, 1, 0, 0, 0, 2, 5, 0, 9, 1, 0, 0,
+                                   0, 1, 5, 0, 9, 0, 4, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 1}));
+  to.put("foreign-release", join({2, 0, 1, 3, 0, 2, 0, 9, 1, 0, 0, 0, 2, 5, 0, 5, 1}));
+  to.put("dirty-words", join({2, 0, 1, 2, 0, 9, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 0}));
+  to.put("storm", join({0, 0, 1, 3, 0, 2, 0, 8, 4, 0, 5, 0, 5, 1, 8}));
+  to.put("marks", join({2, 0, 2, 3, 0, 9, 5, 0, 4, 0, 2, 0, 5, 0, 5, 6}));
+  to.put("decline", join({2, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 2, 0, 5, 0}));
+  to.put("out-of-time", join({2, 0, 0, 2, 0, 5, 2, 1, 3, 0, 5, 0}));
+  to.put("withdrawn", join({2, 0, 0, 3, 0, 5, 7, 0, 6, 1, 0, 0, 4, 0, 5, 0}));
+}
+
+}  // namespace
+}  // namespace limbo
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "limbo_fuzz_seeds FOLDER\n");
+    return 2;
+  }
+  try {
+    const std::filesystem::path folder = argv[1];
+    limbo::decoders(limbo::Folder(folder / "decoders"));
+    limbo::receive(limbo::Folder(folder / "receive"));
+    limbo::channel(limbo::Folder(folder / "channel"));
+    limbo::handshake(limbo::Folder(folder / "handshake"));
+    limbo::claim_rows(limbo::Folder(folder / "claim_rows"));
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "%s\n", failure.what());
+    return 1;
+  }
+  return 0;
+}
