@@ -19,6 +19,7 @@ void end_of_thread(void* /*armed*/) {
   words.current = nullptr;
   words.first = nullptr;
   words.ended = true;
+  if (cache == nullptr) return;
   const std::lock_guard lock(mutex());
   while (cache != nullptr) {
     ThreadCache* next = cache->next_of_thread;
@@ -28,8 +29,16 @@ void end_of_thread(void* /*armed*/) {
   }
 }
 
+// In a fork child: the caches are its parent's, and their locks may have been held by threads that
+// the child does not have.
+void forget_in_fork_child() noexcept {
+  words.current = nullptr;
+  words.first = nullptr;
+}
+
 pthread_key_t exit_key() {
   static const pthread_key_t key = [] {
+    ::pthread_atfork(nullptr, nullptr, forget_in_fork_child);
     pthread_key_t made = 0;
     if (pthread_key_create(&made, end_of_thread) != 0) {
       throw Error(ErrorCode::kInternal, "The process has no thread-specific key left.",

@@ -6,9 +6,11 @@
 
 #include <cerrno>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "allocator/error.h"
 #include "ipc/channel_socket.h"
@@ -25,6 +27,25 @@ namespace {
 // How many messages of one connection are read before others have their turn.
 constexpr int kMessagesInARow = 16;
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
+
+// Runs `task` on a thread, behind what was posted before, and waits for it.
+void run_and_wait(ServiceThread& thread, const std::function<void()>& task) {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool is_done = false;
+  thread.post([&] {
+    try {
+      task();
+    } catch (...) {
+      // As on the thread itself: nobody is told.
+    }
+    const std::lock_guard lock(mutex);
+    is_done = true;
+    done.notify_one();
+  });
+  std::unique_lock lock(mutex);
+  done.wait(lock, [&] { return is_done; });
+}
 
 }  // namespace
 
@@ -78,6 +99,9 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   [[nodiscard]] bool welcome(const ChannelPeer& peer, const LeaseGrant& grant);
   void close_connection(std::uint64_t id);
   void look_at(std::uint64_t id);
+  void end_lease(std::uint64_t id);
+  void drop(std::uint64_t id);
+  void reap(bool force);
   std::optional<Clock::time_point> run(Clock::time_point now);
   void shut();
 
@@ -168,7 +192,11 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
     const bool later = header.version == kMessageVersion &&
                        message_name(header.type) != "unknown" &&
                        wrong.ends_with("not available yet");
-    answer(peer, MessageType::kError, later ? ErrorCode::kNotAvailableYet : ErrorCode::kBadArgument,
+    const bool stranger = header.version != kMessageVersion && !peer.lease;
+    answer(peer, MessageType::kError,
+           later      ? ErrorCode::kNotAvailableYet
+           : stranger ? ErrorCode::kNoChannel
+                      : ErrorCode::kBadArgument,
            wrong);
     return;
   }
@@ -185,6 +213,11 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
   const std::uint32_t lease = *peer.lease;
   if (type == MessageType::kRowHalfFull) {
     worker.post([this, lease] { keeper.row_half_full(lease); });
+  } else if (type == MessageType::kBye) {
+    worker.post([self = shared_from_this(), id, lease] {
+      if (!self->keeper.lease_left(lease)) return;  // it holds something all the same
+      self->reaper.post([self, id] { self->drop(id); });
+    });
   } else if (Decline decline; type == MessageType::kDecline && decode(packet.bytes, decline)) {
     worker.post([this, lease, decline] {
       keeper.decline(lease, decline.export_index, decline.generation);
@@ -237,10 +270,8 @@ void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& pack
 
 // A lease whose tables were not handed out: there is nothing that its consumer could hold.
 void Channel::Impl::give_up(std::uint64_t id) {
-  const auto found = peers.find(id);
-  const std::uint32_t lease = *found->second.lease;
-  reaper.unwatch(found->second.socket.get());
-  peers.erase(found);
+  const std::uint32_t lease = *peers.at(id).lease;
+  drop(id);
   worker.post([this, lease] {
     keeper.lease_gone(lease, "it was handed nothing");
     keeper.lease_quiet(lease);
@@ -288,10 +319,34 @@ void Channel::Impl::look_at(std::uint64_t id) {
   }
   LIMBO_FAIL_POINT("peer.after_gone");
   if (!quiet_at || *quiet_at > now) return;
-  if (peer.socket.valid()) reaper.unwatch(peer.socket.get());
-  peers.erase(found);
-  worker.post([this, lease] { keeper.lease_quiet(lease); });
+  end_lease(id);
   LIMBO_FAIL_POINT("peer.after_quiet");
+}
+
+void Channel::Impl::end_lease(std::uint64_t id) {
+  const std::uint32_t lease = *peers.at(id).lease;
+  drop(id);
+  worker.post([this, lease] { keeper.lease_quiet(lease); });
+}
+
+void Channel::Impl::drop(std::uint64_t id) {
+  const auto found = peers.find(id);
+  if (found == peers.end()) return;
+  if (found->second.socket.valid()) reaper.unwatch(found->second.socket.get());
+  peers.erase(found);
+}
+
+void Channel::Impl::reap(bool force) {
+  LIMBO_FAIL_POINT("reap.before_look");
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, peer] : peers) {
+    if (peer.watch) ids.push_back(id);
+  }
+  for (const std::uint64_t id : ids) {
+    peers.at(id).watch->look_now();  // its own end only
+    const auto left = peers.find(id);
+    if (force && left != peers.end() && left->second.watch->signs().gone()) end_lease(id);
+  }
 }
 
 std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_point now) {
@@ -349,25 +404,14 @@ Channel::Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keep
 
 Channel::~Channel() {
   remove_socket();
-  std::mutex mutex;
-  std::condition_variable done;
-  bool is_done = false;
-  impl_->reaper.post([&] {
-    impl_->shut();
-    const std::lock_guard lock(mutex);
-    is_done = true;
-    done.notify_one();
-  });
-  std::unique_lock lock(mutex);
-  done.wait(lock, [&] { return is_done; });
+  run_and_wait(impl_->reaper, [this] { impl_->shut(); });
   // What was posted to the worker before refers to this object: wait for it too.
-  is_done = false;
-  impl_->worker.post([&] {
-    const std::lock_guard worker_lock(mutex);
-    is_done = true;
-    done.notify_one();
-  });
-  done.wait(lock, [&] { return is_done; });
+  run_and_wait(impl_->worker, [] {});
+}
+
+void Channel::reap(bool force) {
+  run_and_wait(impl_->reaper, [this, force] { impl_->reap(force); });
+  run_and_wait(impl_->worker, [] {});  // the sweeps that this has posted
 }
 
 const std::string& Channel::directory() const noexcept {

@@ -32,6 +32,8 @@ class LeaseKeeper {
   virtual void decline(std::uint32_t lease, std::uint32_t export_index,
                        std::uint64_t generation) = 0;
   virtual void row_half_full(std::uint32_t lease) = 0;
+  // The consumer says that nothing of its lease is left. True when that is so: the lease is over.
+  [[nodiscard]] virtual bool lease_left(std::uint32_t lease) = 0;
 };
 
 class Channel {
@@ -47,6 +49,11 @@ class Channel {
 
   [[nodiscard]] const std::string& directory() const noexcept;
   [[nodiscard]] const std::string& socket_name() const noexcept;
+
+  // Looks at every consumer now, and ends the leases of those that are quiet; returns when that is
+  // done. `force`: also of those that have ended and are not known to be quiet. Not to be called on
+  // the reaper or the worker.
+  void reap(bool force);
 
   // Removes the socket's file; called at exit. Connections go on.
   void remove_socket() noexcept;

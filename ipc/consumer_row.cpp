@@ -9,10 +9,16 @@ ConsumerRow::ConsumerRow(RowView row) : row_(row) {
 std::optional<std::uint32_t> ConsumerRow::take() {
   const std::lock_guard lock(mutex_);
   if (used() >= row_.claims() / 2) strike_off();
-  if (free_.empty()) return std::nullopt;
+  if (free_.empty() || closed_) return std::nullopt;
   const std::uint32_t slot = free_.front();
   free_.pop_front();
   return slot;
+}
+
+bool ConsumerRow::close_if_unused() {
+  const std::lock_guard lock(mutex_);
+  closed_ = closed_ || used() == noted_.size();
+  return closed_;
 }
 
 void ConsumerRow::untake(std::uint32_t slot) {

@@ -29,6 +29,8 @@ class ConsumerRow {
   // A free slot for a claim; nothing when there is none. Strikes off what the producer has freed
   // when half of the row or more is in use.
   [[nodiscard]] std::optional<std::uint32_t> take();
+  // True when no slot is held or landing: then none is taken any more.
+  [[nodiscard]] bool close_if_unused();
   // Gives a slot back that was never HELD.
   void untake(std::uint32_t slot);
 
@@ -67,6 +69,7 @@ class ConsumerRow {
   std::deque<std::uint32_t> free_;
   std::deque<std::uint32_t> noted_;  // RELEASED or FREE was read
   bool bell_rung_ = false;
+  bool closed_ = false;
 };
 
 }  // namespace limbo

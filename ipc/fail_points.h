@@ -53,6 +53,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"connect.after_welcome", true},
     {"connect.after_register"},
     {"decline.before_send"},
+    {"bye.before_send"},
     {"orphan.before_complete"},
     {"orphan.after_complete"},
     // the producer's end of a connection
@@ -61,6 +62,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"accept.after_welcome"},
     {"peer.after_gone"},
     {"peer.after_quiet"},
+    {"reap.before_look"},
     // the producer's share and drain
     {"share.after_pin", true},
     {"share.after_reserve", true},
@@ -81,6 +83,8 @@ inline constexpr FailPointName kFailPoints[] = {
     {"lease.after_listed"},
     {"lease.before_sweep"},
     {"lease.after_sweep"},
+    {"lease.before_left"},
+    {"lease.after_left"},
     {"piece.after_flag"},
     {"piece.after_returned"},
 };

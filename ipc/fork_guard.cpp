@@ -9,6 +9,7 @@
 #include "allocator/error.h"
 #include "ipc/layout.h"
 #include "ipc/life_line.h"
+#include "ipc/one_copy.h"
 
 namespace limbo::fork_guard {
 namespace {
@@ -73,7 +74,10 @@ void begin_use() {
     }
     become_new_process();  // forked by a system call that runs no handlers
   }
-  used.store(true, std::memory_order_relaxed);
+  if (!used.load(std::memory_order_relaxed)) [[unlikely]] {
+    check_only_copy();
+    used.store(true, std::memory_order_relaxed);
+  }
 }
 
 bool is_forked_child() noexcept {

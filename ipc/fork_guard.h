@@ -9,7 +9,8 @@
 namespace limbo::fork_guard {
 
 // Every use begins with this. Throws kForkedChild in a child that was forked after its parent's
-// first use; makes a child that was forked before it a process of its own. Cheap: two loads.
+// first use; makes a child that was forked before it a process of its own. The first use throws
+// kAlreadyInUse in the second copy of the library in a process. Cheap: two loads.
 void begin_use();
 
 // Whether this is a child that was forked after its parent's first use: it must touch nothing.

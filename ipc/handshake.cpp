@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "allocator/error.h"
@@ -23,6 +24,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// For the text of an error: whether a process is stopped (by a signal or a debugger).
+bool is_stopped(std::int64_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const std::size_t state = text.rfind(") ");  // the name may hold anything
+  return state != std::string::npos && state + 2 < text.size() &&
+         (text[state + 2] == 'T' || text[state + 2] == 't');
+}
+
 class Caller {
  public:
   Caller(const ProducerAddress& address, std::chrono::milliseconds deadline)
@@ -31,7 +42,7 @@ class Caller {
         deadline_ms_(deadline.count()),
         until_(Clock::now() + deadline) {}
 
-  Handshake call(const Incarnation& own) {
+  Handshake call(const Incarnation& own, const std::optional<Decline>& promised) {
     connect();
     check_listener();
     const int life_line = life_line::far_end();
@@ -42,7 +53,9 @@ class Caller {
     LIMBO_FAIL_POINT("connect.before_hello");
     if (!send_packet(result_.socket.get(), encode(hello), descriptors)) unreachable("send");
     LIMBO_FAIL_POINT("connect.after_hello");
+    result_.socket.has_said_hello();
     read_answer();
+    if (promised) result_.socket.owe(*promised);
     LIMBO_FAIL_POINT("connect.after_welcome");
     return std::move(result_);
   }
@@ -76,7 +89,7 @@ class Caller {
       if (Clock::now() >= until_) fail("its queue of connections is full");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    result_.socket = std::move(socket);
+    result_.socket = Connection(std::move(socket));
   }
 
   void check_listener() {
@@ -100,7 +113,11 @@ class Caller {
     const int ready = ::poll(entries, 2, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
     if (ready < 0 && errno == EINTR) return;
     if (ready < 0) unreachable("poll");
-    if (ready == 0) fail("no answer within " + std::to_string(deadline_ms_) + " ms");
+    if (ready == 0) {
+      fail("no answer within " + std::to_string(deadline_ms_) + " ms; " +
+           (is_stopped(result_.pid) ? "process " + std::to_string(result_.pid) + " is stopped"
+                                    : "it is stopped, or very busy"));
+    }
     if (entries[0].revents == 0) exited("it ended during the handshake");
   }
 
@@ -117,7 +134,13 @@ class Caller {
     }
     MessageHeader header;
     const std::string wrong = check_frame(packet.bytes, packet.descriptors.size(), header);
-    if (packet.cut || !wrong.empty()) fail(wrong.empty() ? "its answer is too long" : wrong);
+    if (packet.cut) fail("its answer is too long");
+    if (header.version != kMessageVersion) {
+      throw Error(ErrorCode::kNoChannel,
+                  "The sender at " + path() + " is of another version of Limbo: " + wrong + ".",
+                  "Use the same version of Limbo in both processes.");
+    }
+    if (!wrong.empty()) fail(wrong);
     const auto type = static_cast<MessageType>(header.type);
     Refused refused;
     if ((type == MessageType::kRefused || type == MessageType::kError) &&
@@ -153,8 +176,8 @@ class Caller {
 }  // namespace
 
 Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
-                      std::chrono::milliseconds deadline) {
-  return Caller(address, deadline).call(own);
+                      std::chrono::milliseconds deadline, const std::optional<Decline>& promised) {
+  return Caller(address, deadline).call(own, promised);
 }
 
 }  // namespace limbo

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ipc/channel.h"
+#include "ipc/connection.h"
 #include "ipc/layout.h"
 #include "ipc/owned_fd.h"
 
@@ -20,7 +22,7 @@ struct ProducerAddress {
 
 // An answered handshake. Whoever maps the tables checks their sizes and seals (shared_memory.h).
 struct Handshake {
-  OwnedFd socket;
+  Connection socket;     // says bye unless it is taken over
   std::int64_t pid = 0;  // for people only
   OwnedFd pidfd;
   OwnedFd life_line;
@@ -34,8 +36,11 @@ struct Handshake {
 
 // Connects and says hello; waits for the answer, at most `deadline` in all. Throws kProducerExited
 // when nobody listens there any more, kNoChannel (with the path and the cause) when it cannot be
-// reached or does not answer in time, and what the producer refuses with.
+// reached, speaks another version or does not answer in time (a stopped process does not), and what
+// the producer refuses with. `promised`: the message that the connection is wanted for; the
+// connection declines it if it ends before settle().
 [[nodiscard]] Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
-                                    std::chrono::milliseconds deadline = kHandshakeDeadline);
+                                    std::chrono::milliseconds deadline = kHandshakeDeadline,
+                                    const std::optional<Decline>& promised = std::nullopt);
 
 }  // namespace limbo

@@ -9,6 +9,16 @@
 #include "ipc/protocol/mistakes.h"
 
 namespace limbo {
+namespace {
+
+// Nobody writes to a life line; what somebody wrote all the same is dropped.
+bool is_closed(int life_line) noexcept {
+  char bytes[64];
+  const ssize_t got = ::recv(life_line, bytes, sizeof(bytes), MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+}  // namespace
 
 bool DeathSigns::needs_grace() const noexcept {
   constexpr std::uint32_t kProvesLess = life_line::kLate | life_line::kPerhapsMps;
@@ -55,6 +65,19 @@ PeerWatch::~PeerWatch() {
   if (life_line_.valid()) reaper_.unwatch(life_line_.get());
 }
 
+void PeerWatch::look_now() {
+  const auto changed = changed_;  // may destroy this watch
+  if (!signs_.process_ended && pidfd_.valid() && is_readable(pidfd_.get())) {
+    reaper_.unwatch(pidfd_.get());
+    signs_.process_ended = true;
+  }
+  if (!signs_.life_line_closed && life_line_.valid() && is_closed(life_line_.get())) {
+    reaper_.unwatch(life_line_.get());
+    signs_.life_line_closed = true;
+  }
+  changed();
+}
+
 void PeerWatch::see_pidfd() {
   if (!is_readable(pidfd_.get())) return;  // told of a descriptor that had this number before
   reaper_.unwatch(pidfd_.get());
@@ -64,10 +87,7 @@ void PeerWatch::see_pidfd() {
 }
 
 void PeerWatch::see_life_line() {
-  char byte[64];
-  const ssize_t got = ::recv(life_line_.get(), byte, sizeof(byte), MSG_DONTWAIT);
-  if (got > 0) return;  // nobody writes there; what somebody wrote all the same is dropped
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (!is_closed(life_line_.get())) return;
   reaper_.unwatch(life_line_.get());
   signs_.life_line_closed = true;
   const auto changed = changed_;

@@ -63,6 +63,8 @@ class PeerWatch {
   PeerWatch& operator=(const PeerWatch&) = delete;
 
   [[nodiscard]] DeathSigns& signs() noexcept { return signs_; }
+  // Looks at both descriptors now, without waiting for the thread's next round, and calls `changed`.
+  void look_now();
 
  private:
   void see_pidfd();

@@ -73,6 +73,14 @@ class Lease {
     return view_.mapped(piece)->load(std::memory_order_acquire) == ((generation << 1) | 1);
   }
 
+  // Whether it marks any of the first `pieces` pieces, in whatever generation.
+  [[nodiscard]] bool maps_anything(std::uint32_t pieces) const noexcept {
+    for (std::uint32_t piece = 0; piece < pieces; ++piece) {
+      if ((view_.mapped(piece)->load(std::memory_order_acquire) & 1) != 0) return true;
+    }
+    return false;
+  }
+
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
   [[nodiscard]] const LeasePeer& peer() const noexcept { return peer_; }
   [[nodiscard]] const SharedMemory& memory() const noexcept { return memory_; }

@@ -25,9 +25,10 @@ std::optional<ServiceThread::Clock::time_point> Links::run(ServiceThread::Clock:
   return next;
 }
 
-std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address) {
+std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const Decline& promised) {
   std::unique_lock lock(mutex_);
   while (true) {
+    if (left_) throw Error(ErrorCode::kNoChannel, "This process is ending; it receives no more.");
     // The newest entry of a producer counts: earlier ones have lost their connection.
     const auto found = std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
       return entry.producer == address.incarnation;
@@ -46,7 +47,7 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address) {
   entries_.push_back({address.incarnation, nullptr});
   lock.unlock();
   try {
-    return connect(address);
+    return connect(address, promised);
   } catch (...) {
     lock.lock();
     std::erase_if(entries_, [&](const Entry& entry) {
@@ -58,9 +59,10 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address) {
   }
 }
 
-std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address) {
-  auto link =
-      std::make_shared<ProducerLink>(device_, address.incarnation, shake_hands(address, own_));
+std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
+                                             const Decline& promised) {
+  auto link = std::make_shared<ProducerLink>(
+      device_, address.incarnation, shake_hands(address, own_, kHandshakeDeadline, promised));
   {
     const std::lock_guard lock(mutex_);
     for (Entry& entry : entries_) {
@@ -79,6 +81,20 @@ std::vector<std::shared_ptr<ProducerLink>> Links::all() {
     if (entry.link) links.push_back(entry.link);
   }
   return links;
+}
+
+void Links::leave() noexcept {
+  std::vector<std::shared_ptr<ProducerLink>> links;
+  try {
+    links = all();
+  } catch (const std::exception&) {
+    return;  // no memory: the leases end with the process
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    left_ = true;
+  }
+  for (const auto& link : links) link->leave();
 }
 
 void Links::forget(std::shared_ptr<ProducerLink> link) {

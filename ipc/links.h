@@ -17,8 +17,10 @@ class Links {
 
   // The connection to a producer, made if there is none that can be used. Threads that want the
   // same one at once connect once. Throws as shake_hands does; kProducerExited when the one there
-  // is belongs to a dead producer.
-  [[nodiscard]] std::shared_ptr<ProducerLink> get(const ProducerAddress& address);
+  // is belongs to a dead producer. `promised`: the message that it is wanted for; where no link can
+  // be made on a connection, the producer is told.
+  [[nodiscard]] std::shared_ptr<ProducerLink> get(const ProducerAddress& address,
+                                                  const Decline& promised);
 
   // Every link that still has something, dead ones too.
   [[nodiscard]] std::vector<std::shared_ptr<ProducerLink>> all();
@@ -27,13 +29,17 @@ class Links {
   // landing or mapped. Its tables are unmapped on the unmapper, which may wait for kernels.
   void forget(std::shared_ptr<ProducerLink> link);
 
+  // The process ends: no claim is made any more, and leases of which nothing is left are given back.
+  void leave() noexcept;
+
  private:
   struct Entry {
     Incarnation producer;
     std::shared_ptr<ProducerLink> link;  // null: somebody is connecting
   };
 
-  [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address);
+  [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address,
+                                                      const Decline& promised);
   // The reaper's periodic: makes no device call.
   [[nodiscard]] std::optional<ServiceThread::Clock::time_point> run(
       ServiceThread::Clock::time_point now);
@@ -46,6 +52,7 @@ class Links {
   std::mutex mutex_;  // guards entries_; nothing is called under it
   std::condition_variable connected_;
   std::vector<Entry> entries_;
+  bool left_ = false;
 };
 
 }  // namespace limbo

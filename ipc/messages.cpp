@@ -53,6 +53,8 @@ Shape shape_of(std::uint16_t type) noexcept {
       return {"holders", {}, 0, false};
     case MessageType::kError:
       return {"error", std::nullopt, 0, true};
+    case MessageType::kBye:
+      return {"bye", 0, 0, true};
   }
   return {};
 }
@@ -133,6 +135,10 @@ MessageBytes encode_row_half_full() {
   return finish(begin(MessageType::kRowHalfFull));
 }
 
+MessageBytes encode_bye() {
+  return finish(begin(MessageType::kBye));
+}
+
 std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,
                         MessageHeader& header) {
   FieldReader in(bytes);
@@ -146,7 +152,7 @@ std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptor
     return "Message type " + std::to_string(header.type) + " (" + name + ") of version " +
            std::to_string(header.version) + " is not known here; this side speaks version " +
            std::to_string(kMessageVersion) + " with types 1 to " +
-           std::to_string(static_cast<unsigned>(MessageType::kError));
+           std::to_string(static_cast<unsigned>(kLastMessageType));
   }
   if (!shape.available) return "Message \"" + name + "\" is not available yet";
   if (header.length != bytes.size()) {

@@ -9,7 +9,8 @@
 //
 // All numbers are little endian. Descriptors travel beside the bytes; each type has its number of
 // them. An unknown type or version is answered by an error that names both, and the connection goes
-// on; so is a message of the wrong length or with the wrong descriptors.
+// on; so is a message of the wrong length or with the wrong descriptors. Only what stands before the
+// fields keeps its form in every version.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +45,9 @@ enum class MessageType : std::uint16_t {
   kReap = 13,
   kHolders = 14,
   kError = 15,  // either side, in answer to a message that it cannot take
+  kBye = 16,    // consumer: nothing of my lease is left
 };
+inline constexpr MessageType kLastMessageType = MessageType::kBye;
 
 // "hello", "forward"; "unknown" for what is none.
 [[nodiscard]] std::string_view message_name(std::uint16_t type) noexcept;
@@ -84,6 +87,7 @@ using MessageBytes = std::vector<std::byte>;
 [[nodiscard]] MessageBytes encode(const Refused& message, MessageType type = MessageType::kRefused);
 [[nodiscard]] MessageBytes encode(const Decline& message);
 [[nodiscard]] MessageBytes encode_row_half_full();
+[[nodiscard]] MessageBytes encode_bye();
 
 struct MessageHeader {
   std::uint16_t type = 0;

@@ -95,6 +95,9 @@ class Producer : public Lender {
   void lease_gone(std::uint32_t lease_number, const std::string& why);
   // None of its GPU work runs any more: sweep, once. The lease's number is never used again.
   void lease_quiet(std::uint32_t lease_number);
+  // The consumer says that nothing of its lease is left. True when the row bears that out: then the
+  // lease is over. Else it stays until its process has ended; nothing is taken back by a word.
+  [[nodiscard]] bool lease_left(std::uint32_t lease_number);
   // The consumer could not claim what it was promised.
   void decline(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
   // The consumer's row is half full: note it now.

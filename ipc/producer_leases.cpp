@@ -74,6 +74,29 @@ void Producer::lease_quiet(std::uint32_t lease_number) {
   }
 }
 
+bool Producer::lease_left(std::uint32_t lease_number) {
+  Impl& impl = *impl_;
+  std::unique_ptr<Lease> left;  // unmapped after the unlock
+  {
+    Impl::Hold hold(impl);
+    const auto found = std::find_if(impl.leases.begin(), impl.leases.end(), [&](const auto& lease) {
+      return lease->number() == lease_number;
+    });
+    if (found == impl.leases.end()) return false;
+    LIMBO_FAIL_POINT("lease.before_left");
+    protocol::note_row(protocol::g_memory, **found, impl.exports, std::memory_order_acquire,
+                       Look::kEverything);
+    const bool marks = (*found)->maps_anything(impl.pieces.touched());
+    if (!marks && protocol::row_is_free(protocol::g_memory, **found)) {
+      left = std::move(*found);
+      impl.leases.erase(found);
+    }
+    impl.run_pass(Look::kChanged);
+    LIMBO_FAIL_POINT("lease.after_left");
+  }
+  return left != nullptr;
+}
+
 void Producer::decline(std::uint32_t lease_number, std::uint32_t export_index,
                        std::uint64_t generation) {
   Impl& impl = *impl_;

@@ -50,9 +50,12 @@ ProducerLink::ProducerLink(Device& device, const Incarnation& producer, Handshak
       watched_life_line_(std::move(hands.life_line)),
       life_line_flags_(hands.life_line_flags) {
   if (!ledger_is(ledger_, producer_)) {
+    const std::uint64_t theirs = ledger_.header().version.load(std::memory_order_acquire);
     throw Error(ErrorCode::kNoChannel,
-                "The sender's ledger is not of version " + std::to_string(kLedgerVersion) +
-                    ", or of another process.",
+                theirs == kLedgerVersion
+                    ? std::string("The sender's ledger is of another process than its message.")
+                    : "The sender's ledger has version " + std::to_string(theirs) +
+                          "; this library reads version " + std::to_string(kLedgerVersion) + ".",
                 "Use the same version of Limbo in both processes.");
   }
   device_.register_host_memory(row_memory_.host_memory(row_layout(capacities_).gpu_end));
@@ -63,6 +66,7 @@ ProducerLink::ProducerLink(Device& device, const Incarnation& producer, Handshak
     throw;
   }
   LIMBO_FAIL_POINT("connect.after_register");
+  socket_.settle();
 }
 
 ProducerLink::~ProducerLink() {
@@ -105,7 +109,7 @@ void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {
 void ProducerLink::decline(std::uint32_t export_index, std::uint64_t generation) noexcept {
   LIMBO_FAIL_POINT("decline.before_send");
   try {
-    (void)send_packet(socket_.get(), encode(Decline{export_index, generation}));
+    (void)socket_.send(encode(Decline{export_index, generation}));
   } catch (const std::exception&) {
     // No memory for a message: the promise ends by its time limit.
   }
@@ -113,10 +117,15 @@ void ProducerLink::decline(std::uint32_t export_index, std::uint64_t generation)
 
 void ProducerLink::ring_half_full() noexcept {
   try {
-    (void)send_packet(socket_.get(), encode_row_half_full());
+    (void)socket_.send(encode_row_half_full());
   } catch (const std::exception&) {
     // As above; the next claim rings again.
   }
+}
+
+void ProducerLink::leave() noexcept {
+  lost_.store(true);
+  if (row_.close_if_unused() && imports_.counts().mapped == 0) socket_.bye();
 }
 
 void ProducerLink::watch(ServiceThread& reaper) {

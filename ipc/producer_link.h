@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "allocator/device/device.h"
+#include "ipc/connection.h"
 #include "ipc/consumer_row.h"
 #include "ipc/handshake.h"
 #include "ipc/import_cache.h"
@@ -21,7 +22,7 @@ namespace limbo {
 class ProducerLink {
  public:
   // Maps the tables and registers them with the device. Throws kNoChannel or kDeviceError; then the
-  // producer sees a consumer that holds nothing.
+  // connection declines the message that it was made for and gives its lease back.
   ProducerLink(Device& device, const Incarnation& producer, Handshake&& hands);
   // Unmaps the tables; everything has landed and nothing waits on them.
   ~ProducerLink();
@@ -51,6 +52,10 @@ class ProducerLink {
   void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
   void ring_half_full() noexcept;
 
+  // The process ends: no new claims are made. Where nothing is held, landing or mapped, the lease is
+  // given back.
+  void leave() noexcept;
+
   // ---- the reaper's --------------------------------------------------------------------------
 
   void watch(ServiceThread& reaper);
@@ -65,8 +70,8 @@ class ProducerLink {
   Device& device_;
   const Incarnation producer_;
   const Capacities capacities_;
-  OwnedFd socket_;
-  OwnedFd pidfd_;  // a copy; the watch has its own
+  Connection socket_;  // before the tables: bye is said when they are gone
+  OwnedFd pidfd_;      // a copy; the watch has its own
   const SharedMemory ledger_memory_;
   const SharedMemory timelines_memory_;
   const SharedMemory row_memory_;

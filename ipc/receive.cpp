@@ -219,7 +219,8 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
   }
   const ExportTicket& ticket = descriptor.ticket;
   const std::shared_ptr<ProducerLink> link =
-      links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name});
+      links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name},
+                 {ticket.export_index, ticket.generation});
   if (ticket.export_index >= link->ledger().capacities().exports) {
     mismatch("its export is out of range");
   }

@@ -111,6 +111,9 @@ struct SharingService::Lending : LeaseKeeper {
     producer.decline(lease, index, generation);
   }
   void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
+  bool lease_left(std::uint32_t lease) override {
+    return !engine.ended.load() && producer.lease_left(lease);
+  }
 
   Engine& engine;
   Producer producer;
@@ -209,6 +212,18 @@ bool SharingService::collect() {
   return lend != nullptr && lend->producer.collect();
 }
 
+Reaped SharingService::reap(bool force) {
+  fork_guard::begin_use();
+  Lending* lend = lending_.load(std::memory_order_acquire);
+  if (lend == nullptr) return {};
+  SharingStats before;
+  SharingStats after;
+  lend->producer.add_stats(before);
+  lend->channel.reap(force);
+  lend->producer.add_stats(after);
+  return {after.leases_swept - before.leases_swept, after.claims_swept - before.claims_swept};
+}
+
 std::vector<Holder> SharingService::holders() {
   fork_guard::begin_use();
   Lending* lend = lending_.load(std::memory_order_acquire);
@@ -264,7 +279,9 @@ void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
     // The process ends in any case.
   }
   if (Engine* with = engine_.load(std::memory_order_acquire)) {
+    with->releases.poll();
     with->ended.store(true);
+    with->links.leave();
     with->releases.stop();
   }
 }

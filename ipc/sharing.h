@@ -104,6 +104,12 @@ struct Holder {
   std::chrono::milliseconds oldest_claim{0};  // since it was noted
 };
 
+// What a reap has taken back.
+struct Reaped {
+  std::uint64_t leases = 0;  // consumers that are done with
+  std::uint64_t claims = 0;  // theirs
+};
+
 struct SharingStats {
   // as a producer
   std::uint64_t exports_open = 0;  // not FREE
@@ -152,6 +158,12 @@ class Sharing {
 
   // Unpins what is over. Never blocks. True when anything came back here.
   virtual bool collect() = 0;
+
+  // Looks at every consumer now and takes back what the dead held whose GPU work has ended, which
+  // happens by itself a moment later. With `force` also from those in quarantine (holders() says
+  // why): the caller vouches that none of their GPU work runs any more; where that is wrong, memory
+  // is reused under it. Waits for the background threads. Returns what was taken back meanwhile.
+  virtual Reaped reap(bool force) = 0;
 
   [[nodiscard]] virtual std::vector<Holder> holders() = 0;
   [[nodiscard]] virtual SharingStats stats() = 0;

@@ -27,6 +27,7 @@ class SharingService : public Sharing {
   [[nodiscard]] Bytes peek_extra(ByteSpan descriptor) override;
   void withdraw(ByteSpan descriptor) override;
   bool collect() override;
+  Reaped reap(bool force) override;
   [[nodiscard]] std::vector<Holder> holders() override;
   [[nodiscard]] SharingStats stats() override;
   bool drain(std::chrono::milliseconds at_most) override;

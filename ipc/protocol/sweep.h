@@ -40,4 +40,16 @@ std::uint64_t sweep_row(Memory& memory, Row& row, Exports& exports) {
   return swept;
 }
 
+// Whether a row has neither a claim nor a mirror. Asked when its consumer says that nothing is left;
+// what it writes there afterwards nobody reads, so that it can harm only itself.
+template <class Memory, class Row>
+bool row_is_free(Memory& memory, Row& row) {
+  for (std::uint32_t slot = 0; slot < row.groups() * kGroupClaims; ++slot) {
+    if (row.mirror(slot) != 0 || memory.load(row.claim(slot), std::memory_order_acquire) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace limbo::protocol

@@ -12,8 +12,8 @@ namespace limbo::testing {
 namespace {
 
 bool is_consumers(std::string_view name) {
-  for (const std::string_view prefix :
-       {"claim.", "dirty.", "release.", "receive.", "unmap.", "connect.", "decline.", "orphan."}) {
+  for (const std::string_view prefix : {"claim.", "dirty.", "release.", "receive.", "unmap.",
+                                        "connect.", "decline.", "bye.", "orphan."}) {
     if (name.starts_with(prefix)) return true;
   }
   return false;
@@ -66,6 +66,7 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     Peer& victim = kills_reader() ? reader_ : sender_;
     std::string spec = std::string(point()) + "=crash";
     if (point() == "decline.before_send") spec += ",receive.before_slot=error";
+    if (point() == "bye.before_send") spec += ",connect.after_welcome=error";
     victim.set_fail_points(spec);
   }
 
@@ -98,11 +99,15 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     if (!taken_back.empty()) attempt([&] { sender_.withdraw(taken_back); });
     open(reader_, "w", taken_back);
 
-    // a third process dies holding a block
+    // a third process gives its first connection up, and dies holding a block
     Peer third;
+    attempt([&] { third.set_fail_points("connect.after_welcome=error"); });
+    open(third, "v", send("c"));
+    attempt([&] { third.set_fail_points(""); });
     open(third, "v", send("c"));
     third.process().kill();
     await("leases_swept", 1);
+    attempt([&] { (void)sender_.reap(false); });
     attempt([&] { (void)sender_.drain(std::chrono::milliseconds(100)); });
 
     // the sender dies while the reader holds a block

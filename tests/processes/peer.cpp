@@ -114,6 +114,9 @@ void Peer::withdraw(const std::string& descriptor) {
 void Peer::collect() {
   call("collect");
 }
+std::string Peer::reap(bool force) {
+  return call(force ? "reap force" : "reap gently");
+}
 bool Peer::drain(std::chrono::milliseconds at_most) {
   return call("drain " + std::to_string(at_most.count())) == "1";
 }

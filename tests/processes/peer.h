@@ -59,6 +59,8 @@ class Peer {
   void drop(const std::string& name);  // destroys the received block
   void withdraw(const std::string& descriptor);
   void collect();
+  // "LEASES CLAIMS" that were taken back.
+  std::string reap(bool force);
   [[nodiscard]] bool drain(std::chrono::milliseconds at_most);
   [[nodiscard]] bool orphaned(const std::string& name);
   void empty_cache();

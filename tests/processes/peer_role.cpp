@@ -322,6 +322,11 @@ class PeerRole {
          process_sharing().collect();
          return std::string();
        }},
+      {"reap",
+       [](Words& w) {
+         const Reaped reaped = process_sharing().reap(next(w) == "force");
+         return std::to_string(reaped.leases) + " " + std::to_string(reaped.claims);
+       }},
       {"drain",
        [](Words& w) {
          const std::chrono::milliseconds at_most(next<std::int64_t>(w));

@@ -1,48 +1,26 @@
 #include "ipc/channel.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
-#include <fstream>
-#include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 
-#include "allocator/error.h"
 #include "ipc/channel_socket.h"
-#include "ipc/handshake.h"
-#include "ipc/incarnation.h"
-#include "ipc/life_line.h"
-#include "ipc/messages.h"
-#include "ipc/packet.h"
-#include "tests/support/balance.h"
-#include "tests/support/eventually.h"
-#include "tests/support/sandbox.h"
+#include "tests/unit/channel_support.h"
 
 namespace limbo {
 namespace {
 
+using testing::ChannelTest;
 using testing::eventually;
-
-OwnedFd sealed_memfd(std::size_t size_bytes) {
-  OwnedFd fd(::memfd_create("limbo-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size_bytes)), 0);
-  EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
-  return fd;
-}
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -62,113 +40,6 @@ bool refuse_socket_option(unsigned option, unsigned error) {
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
-
-// Grants leases over tables of its own and writes down what it is told.
-class FakeKeeper : public LeaseKeeper {
- public:
-  FakeKeeper() {
-    capacities_ = {1024, 64, 1024, 64};
-    ledger_ = sealed_memfd(ledger_layout(capacities_).total);
-    timelines_ = sealed_memfd(timelines_bytes(capacities_));
-    row_ = sealed_memfd(row_layout(capacities_).total);
-  }
-
-  LeaseGrant add_lease(const LeasePeer& peer) override {
-    if (refuse_) throw Error(ErrorCode::kLedgerFull, "No lease is left.");
-    note("add " + std::to_string(peer.pid));
-    return {next_lease_++, capacities_, ledger_.get(), timelines_.get(), row_.get()};
-  }
-  void lease_gone(std::uint32_t lease, const std::string& why) override {
-    note("gone " + std::to_string(lease) + " " + why);
-  }
-  void lease_quiet(std::uint32_t lease) override { note("quiet " + std::to_string(lease)); }
-  void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
-    note("decline " + std::to_string(lease) + " " + std::to_string(index) + " " +
-         std::to_string(generation));
-  }
-  void row_half_full(std::uint32_t lease) override { note("half " + std::to_string(lease)); }
-
-  bool noted(const std::string& line) {
-    const std::lock_guard lock(mutex_);
-    return std::find(lines_.begin(), lines_.end(), line) != lines_.end();
-  }
-  std::size_t notes() {
-    const std::lock_guard lock(mutex_);
-    return lines_.size();
-  }
-  std::atomic<bool> refuse_{false};
-  Capacities capacities_;
-  OwnedFd row_;
-
- private:
-  void note(std::string line) {
-    const std::lock_guard lock(mutex_);
-    lines_.push_back(std::move(line));
-  }
-
-  OwnedFd ledger_;
-  OwnedFd timelines_;
-  std::mutex mutex_;  // guards lines_
-  std::vector<std::string> lines_;
-  std::uint32_t next_lease_ = 0;
-};
-
-class ChannelTest : public testing::BalancedTest {
- protected:
-  // Made and gone inside the balance.
-  struct Stack {
-    FakeKeeper keeper;
-    ServiceThread reaper{"test-reaper"};
-    ServiceThread worker{"test-worker"};
-    const Incarnation incarnation = random_incarnation();
-    Channel channel{reaper, worker, keeper, incarnation};
-  };
-  void SetUp() override {
-    BalancedTest::SetUp();
-    stack_ = std::make_unique<Stack>();
-  }
-  void TearDown() override {
-    stack_.reset();
-    BalancedTest::TearDown();
-  }
-  FakeKeeper& keeper() { return stack_->keeper; }
-  Channel& channel() { return stack_->channel; }
-  [[nodiscard]] ProducerAddress address() {
-    return {stack_->incarnation, channel().directory(), channel().socket_name()};
-  }
-  // A connection that has said nothing yet.
-  [[nodiscard]] OwnedFd connect() {
-    OwnedFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    const auto directory = RuntimeDirectory::open_existing(channel().directory());
-    const sockaddr_un where = directory.address(channel().socket_name());
-    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)), 0);
-    return socket;
-  }
-  // Waits for the next packet.
-  static Packet next(int socket) {
-    Packet packet;
-    EXPECT_TRUE(
-        eventually([&] { return receive_packet(socket, packet) == PacketStatus::kPacket; }));
-    return packet;
-  }
-  static Refused next_refusal(int socket, MessageType type) {
-    const Packet packet = next(socket);
-    MessageHeader header;
-    EXPECT_EQ(check_frame(packet.bytes, packet.descriptors.size(), header), "");
-    EXPECT_EQ(header.type, static_cast<std::uint16_t>(type));
-    Refused refused;
-    EXPECT_TRUE(decode(packet.bytes, refused));
-    return refused;
-  }
-  static MessageBytes hello_bytes() {
-    Hello hello;
-    hello.incarnation = random_incarnation();
-    return encode(hello);
-  }
-
-  std::unique_ptr<Stack> stack_;
-};
-
 TEST_F(ChannelTest, WelcomesAConsumerAndHandsItTheTables) {
   const Handshake hands = shake_hands(address(), random_incarnation());
   EXPECT_EQ(hands.lease_number, 0U);
@@ -204,8 +75,13 @@ TEST_F(ChannelTest, ARefusalArrivesWithItsReason) {
 }
 
 TEST_F(ChannelTest, AClosedConnectionAloneIsNotGone) {
-  { const Handshake hands = shake_hands(address(), random_incarnation()); }
-  (void)shake_hands(address(), random_incarnation());  // read after the end of the first
+  {
+    const OwnedFd socket = connect();
+    const int line[] = {life_line::far_end()};
+    ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), line));
+    (void)next(socket.get());
+  }
+  const Handshake later = shake_hands(address(), random_incarnation());  // read after its end
   EXPECT_EQ(keeper().notes(), 2U);
 }
 
@@ -346,26 +222,6 @@ TEST_F(ChannelTest, WhoCannotBeReachedIsToldApart) {
   EXPECT_FALSE(std::filesystem::exists(folder / "mute.sock"));
   EXPECT_TRUE(std::filesystem::exists(folder / channel().socket_name()));
 }
-
-// ---- the directory ------------------------------------------------------------------------------
-
-class RuntimeDirectoryTest : public ::testing::Test {
- protected:
-  void use(const std::filesystem::path& path) {
-    ASSERT_EQ(::setenv("LIMBO_RUNTIME_DIR", path.c_str(), 1), 0);
-  }
-  static std::string refusal() {
-    try {
-      (void)RuntimeDirectory::open_own();
-    } catch (const Error& failure) {
-      EXPECT_EQ(failure.code(), ErrorCode::kNoChannel);
-      return failure.what();
-    }
-    return {};
-  }
-  testing::Sandbox sandbox;
-};
-
 // As the kernel answers about a process that has been reaped: there is no pidfd any more, and its pid
 // may be another's. (A thread of its own, since a filter is for good.)
 TEST_F(ChannelTest, ASenderThatWasReapedIsNotLookedForByItsPid) {
@@ -380,56 +236,6 @@ TEST_F(ChannelTest, ASenderThatWasReapedIsNotLookedForByItsPid) {
   });
   reader.join();
   EXPECT_EQ(met, "producer_exited");
-}
-
-TEST_F(RuntimeDirectoryTest, IsMadeForThisUserAlone) {
-  use(sandbox.path() / "fresh");
-  const auto directory = RuntimeDirectory::open_own();
-  struct stat facts {};
-  ASSERT_EQ(::fstat(directory.fd(), &facts), 0);
-  EXPECT_EQ(facts.st_mode & 0777, 0700U);
-  EXPECT_EQ(RuntimeDirectory::open_existing(directory.path()).path(), directory.path());
-}
-
-TEST_F(RuntimeDirectoryTest, SymbolicLinksFilesAndOpenDirectoriesAreRefused) {
-  const auto real = sandbox.path() / "real";
-  ASSERT_EQ(::mkdir(real.c_str(), 0700), 0);
-  std::filesystem::create_symlink(real, sandbox.path() / "link");
-  use(sandbox.path() / "link");
-  EXPECT_NE(refusal().find("symbolic link"), std::string::npos);
-  std::ofstream(sandbox.path() / "file") << "x";
-  use(sandbox.path() / "file");
-  EXPECT_NE(refusal().find("Not a directory"), std::string::npos);
-  ASSERT_EQ(::chmod(real.c_str(), 0755), 0);
-  use(real);
-  EXPECT_NE(refusal().find("chmod 700"), std::string::npos);
-  use(sandbox.path() / "missing" / "deeper");
-  EXPECT_NE(refusal().find((sandbox.path() / "missing" / "deeper").string()), std::string::npos);
-}
-
-TEST_F(RuntimeDirectoryTest, LongPathsWork) {
-  const auto path = sandbox.path() / std::string(200, 'd');
-  use(path);
-  const auto directory = RuntimeDirectory::open_own();
-  const OwnedFd listener = listen_in(directory, "long.sock");
-  OwnedFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const sockaddr_un where = directory.address("long.sock");
-  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)), 0);
-}
-
-TEST_F(RuntimeDirectoryTest, FallsBackWhereTheSessionHasNone) {
-  ::unsetenv("LIMBO_RUNTIME_DIR");
-  const char* session = std::getenv("XDG_RUNTIME_DIR");
-  const std::string saved = session != nullptr ? session : "";
-  ::setenv("XDG_RUNTIME_DIR", sandbox.path().c_str(), 1);
-  EXPECT_EQ(RuntimeDirectory::open_own().path(), (sandbox.path() / "limbo").string());
-  ::setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
-  EXPECT_EQ(RuntimeDirectory::open_own().path(), "/tmp/limbo-" + std::to_string(::geteuid()));
-  if (saved.empty()) {
-    ::unsetenv("XDG_RUNTIME_DIR");
-  } else {
-    ::setenv("XDG_RUNTIME_DIR", saved.c_str(), 1);
-  }
 }
 
 }  // namespace

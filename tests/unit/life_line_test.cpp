@@ -1,6 +1,7 @@
 // Life lines and forks. Fork children here do system calls only and end by _exit.
 #include "ipc/life_line.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -9,6 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <string>
+
 #include "allocator/error.h"
 #include "ipc/driver_files.h"
 #include "ipc/fork_guard.h"
@@ -16,6 +20,7 @@
 #include "ipc/owned_fd.h"
 #include "ipc/packet.h"
 #include "tests/support/child_process.h"
+#include "tests/support/sandbox.h"
 
 namespace limbo {
 namespace {
@@ -131,6 +136,37 @@ LIMBO_CHILD_ROLE(fork_after_use) {
   });
   fork_guard::begin_use();  // the parent goes on
   return met;
+}
+
+// The library once more, by another path and name, as a program might load it unaware.
+LIMBO_CHILD_ROLE(second_copy) {
+  Dl_info own{};
+  if (::dladdr(reinterpret_cast<void*>(&life_line::near_end), &own) == 0) return 1;
+  const std::string copy = child.argument(0);
+  std::filesystem::copy_file(own.dli_fname, copy);
+  void* handle = ::dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return 2;
+  using Begin = void (*)();
+  const auto begin = reinterpret_cast<Begin>(::dlsym(handle, "_ZN5limbo10fork_guard9begin_useEv"));
+  if (begin == nullptr || begin == &fork_guard::begin_use) return 3;
+  try {
+    begin();
+    return 4;
+  } catch (const Error& failure) {
+    if (failure.code() != ErrorCode::kAlreadyInUse) return 5;
+    const std::string text = failure.what();
+    if (text.find(copy) == std::string::npos || text.find(own.dli_fname) == std::string::npos) {
+      return 6;
+    }
+  }
+  fork_guard::begin_use();  // the first one works on
+  return 0;
+}
+
+TEST(OneCopy, ASecondOneIsRefusedAtItsFirstUse) {
+  const testing::Sandbox sandbox;
+  const std::string copy = (sandbox.path() / "another_name.so").string();
+  EXPECT_EQ(testing::ChildProcess("second_copy", {copy}).wait().code, 0);
 }
 
 TEST(ForkGuard, AChildForkedBeforeTheFirstUseIsAProcessOfItsOwn) {

@@ -1,0 +1,147 @@
+// A channel with a keeper that writes down what it is told, and consumers that are played by hand.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/error.h"
+#include "ipc/channel.h"
+#include "ipc/handshake.h"
+#include "ipc/incarnation.h"
+#include "ipc/life_line.h"
+#include "ipc/messages.h"
+#include "ipc/packet.h"
+#include "tests/support/balance.h"
+#include "tests/support/eventually.h"
+
+namespace limbo::testing {
+
+inline OwnedFd sealed_memfd(std::size_t size_bytes) {
+  OwnedFd fd(::memfd_create("limbo-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size_bytes)), 0);
+  EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+  return fd;
+}
+// Grants leases over tables of its own and writes down what it is told.
+class FakeKeeper : public LeaseKeeper {
+ public:
+  FakeKeeper() {
+    capacities_ = {1024, 64, 1024, 64};
+    ledger_ = sealed_memfd(ledger_layout(capacities_).total);
+    timelines_ = sealed_memfd(timelines_bytes(capacities_));
+    row_ = sealed_memfd(row_layout(capacities_).total);
+  }
+
+  LeaseGrant add_lease(const LeasePeer& peer) override {
+    if (refuse_) throw Error(ErrorCode::kLedgerFull, "No lease is left.");
+    note("add " + std::to_string(peer.pid));
+    return {next_lease_++, capacities_, ledger_.get(), timelines_.get(), row_.get()};
+  }
+  void lease_gone(std::uint32_t lease, const std::string& why) override {
+    note("gone " + std::to_string(lease) + " " + why);
+  }
+  void lease_quiet(std::uint32_t lease) override { note("quiet " + std::to_string(lease)); }
+  void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
+    note("decline " + std::to_string(lease) + " " + std::to_string(index) + " " +
+         std::to_string(generation));
+  }
+  void row_half_full(std::uint32_t lease) override { note("half " + std::to_string(lease)); }
+  bool lease_left(std::uint32_t lease) override {
+    note("left " + std::to_string(lease));
+    return believes_;
+  }
+
+  bool noted(const std::string& line) {
+    const std::lock_guard lock(mutex_);
+    return std::find(lines_.begin(), lines_.end(), line) != lines_.end();
+  }
+  std::size_t notes() {
+    const std::lock_guard lock(mutex_);
+    return lines_.size();
+  }
+  std::atomic<bool> refuse_{false};
+  std::atomic<bool> believes_{true};
+  Capacities capacities_;
+  OwnedFd row_;
+
+ private:
+  void note(std::string line) {
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::move(line));
+  }
+
+  OwnedFd ledger_;
+  OwnedFd timelines_;
+  std::mutex mutex_;  // guards lines_
+  std::vector<std::string> lines_;
+  std::uint32_t next_lease_ = 0;
+};
+
+class ChannelTest : public BalancedTest {
+ protected:
+  // Made and gone inside the balance.
+  struct Stack {
+    FakeKeeper keeper;
+    ServiceThread reaper{"test-reaper"};
+    ServiceThread worker{"test-worker"};
+    const Incarnation incarnation = random_incarnation();
+    Channel channel{reaper, worker, keeper, incarnation};
+  };
+  void SetUp() override {
+    BalancedTest::SetUp();
+    stack_ = std::make_unique<Stack>();
+  }
+  void TearDown() override {
+    stack_.reset();
+    BalancedTest::TearDown();
+  }
+  FakeKeeper& keeper() { return stack_->keeper; }
+  Channel& channel() { return stack_->channel; }
+  [[nodiscard]] ProducerAddress address() {
+    return {stack_->incarnation, channel().directory(), channel().socket_name()};
+  }
+  // A connection that has said nothing yet.
+  [[nodiscard]] OwnedFd connect() {
+    OwnedFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const auto directory = RuntimeDirectory::open_existing(channel().directory());
+    const sockaddr_un where = directory.address(channel().socket_name());
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)), 0);
+    return socket;
+  }
+  // Waits for the next packet.
+  static Packet next(int socket) {
+    Packet packet;
+    EXPECT_TRUE(
+        eventually([&] { return receive_packet(socket, packet) == PacketStatus::kPacket; }));
+    return packet;
+  }
+  static Refused next_refusal(int socket, MessageType type) {
+    const Packet packet = next(socket);
+    MessageHeader header;
+    EXPECT_EQ(check_frame(packet.bytes, packet.descriptors.size(), header), "");
+    EXPECT_EQ(header.type, static_cast<std::uint16_t>(type));
+    Refused refused;
+    EXPECT_TRUE(decode(packet.bytes, refused));
+    return refused;
+  }
+  static MessageBytes hello_bytes() {
+    Hello hello;
+    hello.incarnation = random_incarnation();
+    return encode(hello);
+  }
+
+  std::unique_ptr<Stack> stack_;
+};
+
+}  // namespace limbo::testing
