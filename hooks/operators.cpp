@@ -50,6 +50,10 @@ int to_int(std::int64_t value, std::int64_t least, std::int64_t most, const char
   return static_cast<int>(value);
 }
 
+int to_consumers(std::int64_t consumers) {
+  return to_int(consumers, 1, kMostConsumers, "consumers");
+}
+
 std::optional<int> to_device(std::int64_t device) {
   if (device == -1) return std::nullopt;
   return to_int(device, -1, std::numeric_limits<c10::DeviceIndex>::max(), "device");
@@ -69,7 +73,7 @@ at::Tensor share_op(const at::Tensor& tensor, std::int64_t consumers, std::optio
                     std::int64_t kind) {
   return for_torch([&] {
     ShareTensorOptions options;
-    options.consumers = to_int(consumers, 1, std::numeric_limits<int>::max(), "consumers");
+    options.consumers = to_consumers(consumers);
     options.time_limit = to_time_limit(ttl_s);
     options.kind = static_cast<std::uint8_t>(to_int(kind, 0, 255, "kind"));
     return to_tensor(share_tensor(tensor, options));
@@ -80,7 +84,7 @@ at::Tensor share_storage_op(const at::Tensor& tensor, std::int64_t consumers,
                             std::optional<double> ttl_s) {
   return for_torch([&] {
     ShareTensorOptions options;
-    options.consumers = to_int(consumers, 1, std::numeric_limits<int>::max(), "consumers");
+    options.consumers = to_consumers(consumers);
     options.time_limit = to_time_limit(ttl_s);
     options.form = TensorForm::kStorage;
     return to_tensor(share_tensor(tensor, options));

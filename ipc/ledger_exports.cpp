@@ -7,6 +7,7 @@
 
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo {
 namespace {
@@ -14,6 +15,13 @@ namespace {
 using protocol::EndReason;
 using protocol::ExportState;
 using protocol::ExportWord;
+using protocol::Mistake;
+
+// Names in a LeaseSet.
+constexpr std::uint64_t kOwner = 1;
+std::uint64_t name_of(const Lease& lease) {
+  return std::uint64_t{lease.number()} + 2;
+}
 
 }  // namespace
 
@@ -24,19 +32,36 @@ Exports::Exports(LedgerView ledger)
       idle_(records_, ExportListKind::kIdle),
       deadlines_(records_) {}
 
+Exports::~Exports() {
+  for (std::uint32_t index = 0; index < next_fresh_; ++index) forget_seen(index);
+}
+
 // ---- what the protocol's functions ask ------------------------------------------------------
 
-void Exports::claimed(std::uint32_t index, const Lease&) noexcept {
-  take_off_one(index);
+void Exports::claimed(std::uint32_t index, const Lease& lease) noexcept {
+  take_off_first_of(name_of(lease), index);
 }
 
 void Exports::claimed_by_owner(std::uint32_t index) noexcept {
+  take_off_first_of(kOwner, index);
+}
+
+void Exports::declined(std::uint32_t index, const Lease& lease) noexcept {
+  if (protocol::makes(Mistake::kDeclineCountsAgain)) return take_off_one(index);
+  take_off_first_of(name_of(lease), index);
+}
+
+// Where one process was promised, zero in flight says that it came already.
+void Exports::take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept {
+  ExportRecord& record = records_[index];
+  if (protocol::makes(Mistake::kClaimsCountedPerOpen)) return take_off_one(index);
+  if (record.in_flight > 0 && record.seen != nullptr && !record.seen->insert(claimer)) return;
   take_off_one(index);
 }
 
 void Exports::take_off_one(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
-  if (record.in_flight == 0) return;
+  if (record.in_flight == 0 && !protocol::makes(Mistake::kCountBelowZero)) return;
   --record.in_flight;
   --counts_.in_flight;
   if (record.in_flight == 0) deadlines_.remove(index);
@@ -60,6 +85,7 @@ void Exports::over(std::uint32_t index) noexcept {
   leave_lists(index);
   deadlines_.remove(index);
   unlink_from_block(index);
+  forget_seen(index);
   record.in_use = false;
   record.over_next = std::exchange(over_, index + 1);
   --counts_.open;
@@ -91,8 +117,10 @@ std::optional<std::uint32_t> Exports::take_slot() {
 
 std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint64_t offset_bytes,
                                               std::uint64_t size_bytes, std::uint32_t piece_index,
-                                              std::chrono::milliseconds time_limit) {
+                                              std::chrono::milliseconds time_limit,
+                                              std::uint32_t consumers) {
   deadlines_.reserve_one_more(counts_.open);
+  auto seen = consumers > 1 ? std::make_unique<LeaseSet>(consumers) : nullptr;
   const auto index = take_slot();
   if (!index) return std::nullopt;
   ExportRecord& record = *new (&records_[*index]) ExportRecord;
@@ -103,14 +131,16 @@ std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint6
   record.piece_index = piece_index;
   record.counts_from = ProducerClock::now();
   record.time_limit = time_limit;
-  record.in_flight = 1;
+  record.promised = consumers;
+  record.in_flight = consumers;
+  record.seen = seen.release();
   record.in_use = true;
   void*& note = Allocator::lender_note(block.block);
   record.block_next = link_of(note);
   if (record.block_next != 0) records_[record.block_next - 1].block_previous = *index + 1;
   note = note_of(*index + 1);
   ++counts_.open;
-  ++counts_.in_flight;
+  counts_.in_flight += consumers;
   return index;
 }
 
@@ -125,9 +155,14 @@ void Exports::cancel(std::uint32_t index) noexcept {
   leave_lists(index);
   deadlines_.remove(index);
   unlink_from_block(index);
+  forget_seen(index);
   record.in_use = false;
   --counts_.open;
   record.over_next = std::exchange(free_, index + 1);
+}
+
+void Exports::forget_seen(std::uint32_t index) noexcept {
+  delete std::exchange(records_[index].seen, nullptr);
 }
 
 // ---- the end --------------------------------------------------------------------------------
@@ -296,7 +331,13 @@ void Exports::check_invariants(const std::vector<std::uint32_t>& mirrors) {
     with_deadline += record.heap_position != 0 ? 1 : 0;
     check(record.generation == now.generation, index, "has another generation than its record");
     check(record.held == named, index, "is held by another number of mirrors than counted");
-    check(record.in_flight <= 1, index, "has more in flight than were promised");
+    const std::uint32_t seen = record.seen != nullptr ? record.seen->size() : 0;
+    check(record.in_flight <= record.promised, index, "has more in flight than were promised");
+    check((record.seen != nullptr) == (record.promised > 1), index,
+          "knows which leases have claimed it exactly when several were promised");
+    check(now.state != ExportState::kOpen || record.seen == nullptr ||
+              record.in_flight + seen == record.promised,
+          index, "is open, and its claims and what is in flight do not add up to its promises");
     check(now.state != ExportState::kDraining || record.in_flight == 0, index,
           "is DRAINING with something in flight");
     check((record.heap_position != 0) == (record.let_go && record.in_flight > 0), index,

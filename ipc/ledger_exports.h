@@ -23,17 +23,21 @@ namespace limbo {
 class Exports {
  public:
   explicit Exports(LedgerView ledger);
+  ~Exports();
+  Exports(const Exports&) = delete;
+  Exports& operator=(const Exports&) = delete;
 
   // ---- what the protocol's functions ask --------------------------------------------------
   [[nodiscard]] std::uint32_t capacity() const noexcept { return ledger_.capacities().exports; }
   [[nodiscard]] SharedWord* word(std::uint32_t index) const noexcept {
     return ledger_.export_word(index);
   }
-  // The first claim of a lease on an export takes one off in flight, later ones none. With one
-  // promised process per export (more are not available yet) zero says that it came already; the
-  // count never goes below it.
+  // A claim, a swept claim and a decline are one event: the first of a lease on an export takes one
+  // off in flight, later ones none. The owner itself counts as one lease. The count never goes below
+  // zero: what comes after a time limit, or uninvited, finds nothing to take off.
   void claimed(std::uint32_t index, const Lease& lease) noexcept;
   void claimed_by_owner(std::uint32_t index) noexcept;
+  void declined(std::uint32_t index, const Lease& lease) noexcept;
   void held_more(std::uint32_t index, Lease& lease, std::uint32_t slot) noexcept;
   void held_less(std::uint32_t index, Lease& lease, std::uint32_t slot) noexcept;
   [[nodiscard]] std::uint32_t held(std::uint32_t index) const noexcept {
@@ -46,11 +50,9 @@ class Exports {
 
   // ---- the beginning ----------------------------------------------------------------------
   // Takes a slot, sets up its record and links it to its block. Nothing when the table is full.
-  [[nodiscard]] std::optional<std::uint32_t> reserve(const BlockView& block,
-                                                     std::uint64_t offset_bytes,
-                                                     std::uint64_t size_bytes,
-                                                     std::uint32_t piece_index,
-                                                     std::chrono::milliseconds time_limit);
+  [[nodiscard]] std::optional<std::uint32_t> reserve(
+      const BlockView& block, std::uint64_t offset_bytes, std::uint64_t size_bytes,
+      std::uint32_t piece_index, std::chrono::milliseconds time_limit, std::uint32_t consumers = 1);
   // Without the lock, by the thread that reserved it: the slot becomes OPEN.
   void open(std::uint32_t index, const protocol::ExportFields& fields) noexcept;
   // Undoes reserve: the slot was not opened. The pin stays the caller's.
@@ -119,7 +121,9 @@ class Exports {
 
  private:
   [[nodiscard]] std::optional<std::uint32_t> take_slot();
+  void take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept;
   void take_off_one(std::uint32_t index) noexcept;
+  void forget_seen(std::uint32_t index) noexcept;
   void changed(std::uint32_t index) noexcept;
   void leave_lists(std::uint32_t index) noexcept;
   void set_deadline(std::uint32_t index) noexcept;

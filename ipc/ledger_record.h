@@ -10,6 +10,7 @@
 
 #include "allocator/allocator.h"
 #include "ipc/layout.h"
+#include "ipc/lease_set.h"
 #include "ipc/ledger_sparse.h"
 
 namespace limbo {
@@ -37,13 +38,15 @@ struct ExportRecord {
   std::chrono::milliseconds time_limit{0};
   std::uint32_t piece_index = 0;
   std::uint32_t held = 0;       // mirrors that name this export
-  std::uint32_t in_flight = 0;  // consumer processes still expected
+  std::uint32_t promised = 1;   // consumer processes
+  std::uint32_t in_flight = 0;  // those of them that are still expected
   ExportLink block_next = 0;    // exports of the same block; the head is the block's lender note
   ExportLink block_previous = 0;
   ExportLink list_next = 0;  // of the list that `list` names
   ExportLink list_previous = 0;
   ExportLink over_next = 0;         // of the chain of what is over, or of the free slots
   std::uint32_t heap_position = 0;  // + 1; 0: no deadline
+  LeaseSet* seen = nullptr;         // the leases that count already; owned; only if promised > 1
   ExportListKind list = ExportListKind::kNone;
   bool in_use = false;  // reserved, or its word is not FREE
   bool let_go = false;  // the owner has freed the block

@@ -9,6 +9,7 @@
 #include "ipc/fail_points.h"
 #include "ipc/ledger_options.h"
 #include "ipc/producer_impl.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo {
 namespace {
@@ -31,15 +32,10 @@ void check_options(const void* data, std::size_t size_bytes, const ShareOptions&
   if (data == nullptr || size_bytes == 0) {
     throw Error(ErrorCode::kBadArgument, "An empty range of memory cannot be shared.");
   }
-  if (options.consumers < 1) {
+  if (options.consumers < 1 || options.consumers > kMostConsumers) {
     throw Error(ErrorCode::kBadArgument, "consumers is " + std::to_string(options.consumers) + ".",
-                "Use 1.");
-  }
-  if (options.consumers > 1) {
-    throw Error(ErrorCode::kNotAvailableYet,
-                "Promising one message to " + std::to_string(options.consumers) +
-                    " processes is not available yet.",
-                "Send one message to each of them.");
+                "Use the number of processes that will open the message, 1 to " +
+                    std::to_string(kMostConsumers) + ".");
   }
   if (options.time_limit && options.time_limit->count() < 0) {
     throw Error(ErrorCode::kBadArgument,
@@ -156,7 +152,8 @@ void Producer::Impl::check_streams(const ShareOptions& options, const BlockView&
 
 Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t size_bytes,
                                                  const BlockView& block,
-                                                 std::chrono::milliseconds time_limit) {
+                                                 std::chrono::milliseconds time_limit,
+                                                 int consumers) {
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) -
                                                  static_cast<const std::byte*>(block.piece_base));
   std::optional<MemoryHandle> handle;
@@ -172,7 +169,8 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
       }
       piece_missing = !piece_index;
       if (piece_index) {
-        const auto index = exports.reserve(block, offset, size_bytes, *piece_index, time_limit);
+        const auto index = exports.reserve(block, offset, size_bytes, *piece_index, time_limit,
+                                           static_cast<std::uint32_t>(consumers));
         if (index) {
           pieces.set_unmap_wanted(*piece_index, false);
           // Freed by another thread since it was pinned: that may have been absorbed already, when
@@ -234,12 +232,15 @@ ExportTicket Producer::share(const void* data, std::size_t size_bytes,
     }
     LIMBO_FAIL_POINT("share.after_pin");
     const auto limit = options.time_limit.value_or(default_message_time_limit());
-    slot = impl.reserve(data, size_bytes, block, std::min(limit, kLongestTimeLimit));
+    slot = impl.reserve(data, size_bytes, block, std::min(limit, kLongestTimeLimit),
+                        options.consumers);
     reserved = true;
     LIMBO_FAIL_POINT("share.after_reserve");
     ExportRecord& record = impl.exports.record(slot.export_index);
-    record.points[0] = impl.timelines.advance(options.current_stream);
-    if (options.current_stream != block.stream) {
+    const StreamRef sending =
+        protocol::makes(protocol::Mistake::kHomeStreamOnly) ? block.stream : options.current_stream;
+    record.points[0] = impl.timelines.advance(sending);
+    if (sending != block.stream) {
       record.points[1] = impl.timelines.advance(block.stream);
     }
     LIMBO_FAIL_POINT("share.after_enqueue");

@@ -74,9 +74,9 @@ class Producer : public Lender {
   // process keeps its producer for ever.
   ~Producer() override;
 
-  // Errors: kBadArgument (size 0, range outside of the block, time limit below 0, no consumer),
-  // kNotAvailableYet (more than one consumer; a stream that is being captured), kNotLendable,
-  // kLedgerFull, kDeviceError. After an error nothing is pinned and nothing is open.
+  // Errors: kBadArgument (size 0, range outside of the block, time limit below 0, consumers out of
+  // range), kNotAvailableYet (a stream that is being captured), kNotLendable, kLedgerFull,
+  // kDeviceError. After an error nothing is pinned and nothing is open.
 
   [[nodiscard]] ExportTicket share(const void* data, std::size_t size_bytes,
                                    const ShareOptions& options);

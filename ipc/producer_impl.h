@@ -73,7 +73,7 @@ struct Producer::Impl {
     PieceRecord piece;
   };
   [[nodiscard]] Reserved reserve(const void* data, std::size_t size_bytes, const BlockView& block,
-                                 std::chrono::milliseconds time_limit);
+                                 std::chrono::milliseconds time_limit, int consumers);
 
   Device& device;
   Allocator& allocator;

@@ -105,7 +105,7 @@ void Producer::decline(std::uint32_t lease_number, std::uint32_t export_index,
   const protocol::ClaimWord word{generation, export_index, protocol::ClaimState::kHeld};
   if (lease == nullptr || !protocol::names_an_export(protocol::g_memory, impl.exports, word))
     return;
-  impl.exports.claimed(export_index, *lease);
+  impl.exports.declined(export_index, *lease);
   impl.run_pass(Look::kChanged);
 }
 

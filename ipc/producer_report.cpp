@@ -123,7 +123,7 @@ std::string Producer::describe_holders(int device) {
     std::uint64_t bytes = 0;
     for (const auto& [block, size_bytes] : blocks) bytes += size_bytes;
     append(std::to_string(unopened) + (unopened == 1 ? " message" : " messages") + " of " +
-           readable_bytes(bytes) + " nobody has opened yet");
+           readable_bytes(bytes) + " still to be opened");
   }
   return text.empty() ? text : "Lent memory: " + text + ".";
 }

@@ -28,8 +28,13 @@ namespace limbo {
 using Bytes = std::vector<std::byte>;
 using ByteSpan = std::span<const std::byte>;
 
+// A promise costs about sixteen bytes until its message is over.
+inline constexpr int kMostConsumers = 1'000'000;
+
 struct ShareOptions {
-  int consumers = 1;  // processes that are promised the block; more than 1: not available yet
+  // Processes that are promised the block, 1 to kMostConsumers: until so many have opened the message
+  // (however often each) it stays openable, within its time limit, whatever its owner frees.
+  int consumers = 1;
   // How long after the later of the send and the owner's free an unopened message stays openable.
   std::optional<std::chrono::milliseconds> time_limit{};  // default: option message_time_limit_ms
   // The sending thread's current stream; what it has queued comes before the consumer's reads.

@@ -109,12 +109,13 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
 
     The receiver's work on the tensor comes behind what the current stream has queued now. The
     memory is not reused before the receiver has let go of it on its GPU. ``consumers``: how many
-    processes are promised the memory after this process has freed it (1 in this version). ``ttl``:
-    how long an unopened message keeps the memory, in seconds, counted from the later of now and the
-    free; by default the option ``message_time_limit_ms``.
+    processes are promised the memory, 1 to 1,000,000: until so many have opened the message
+    (however often each) it can be opened, also after this process has freed the tensor. ``ttl``:
+    how long a message that not all of them have opened keeps the memory, in seconds, counted from
+    the later of now and the free; by default the option ``message_time_limit_ms``.
 
     Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``not_available_yet`` (a
-    received tensor, ``consumers`` above 1), ``bad_argument`` (a non-leaf that requires grad, named
+    received tensor), ``bad_argument`` (``consumers`` out of range, a non-leaf that requires grad, named
     dimensions, a subclass of Tensor other than Parameter), ``ledger_full``, ``no_channel``.
     """
     if not isinstance(tensor, torch.Tensor):

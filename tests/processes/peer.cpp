@@ -96,8 +96,9 @@ void Peer::synchronize() {
   call("synchronize");
 }
 
-std::string Peer::share(const std::string& name, std::int64_t time_limit_ms) {
-  return call("share " + name + " " + std::to_string(time_limit_ms));
+std::string Peer::share(const std::string& name, std::int64_t time_limit_ms, int consumers) {
+  return call("share " + name + " " + std::to_string(time_limit_ms) + " " +
+              std::to_string(consumers));
 }
 void Peer::receive(const std::string& name, const std::string& descriptor, int device) {
   call("receive " + name + " " + descriptor + " " + std::to_string(device));

@@ -53,7 +53,8 @@ class Peer {
   void synchronize();
 
   // A descriptor, as hexadecimal digits. time_limit_ms < 0: the default.
-  [[nodiscard]] std::string share(const std::string& name, std::int64_t time_limit_ms = -1);
+  [[nodiscard]] std::string share(const std::string& name, std::int64_t time_limit_ms = -1,
+                                  int consumers = 1);
   void receive(const std::string& name, const std::string& descriptor, int device = -1);
   void release(const std::string& name);
   void drop(const std::string& name);  // destroys the received block

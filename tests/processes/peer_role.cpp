@@ -142,6 +142,7 @@ class PeerRole {
     ShareOptions options;
     options.current_stream = stream();
     if (limit >= 0) options.time_limit = std::chrono::milliseconds(limit);
+    if (int consumers = 0; words >> consumers) options.consumers = consumers;
     const std::string extra = "extra";
     const Bytes message = process_sharing().share(target.data, target.size_bytes, options,
                                                   std::as_bytes(std::span(extra)));

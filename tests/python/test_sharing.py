@@ -48,6 +48,22 @@ def test_a_message_may_be_opened_several_times(peer: Peer, opens: int) -> None:
     peer.call(remote.drop_all)
 
 
+def test_one_message_for_two_processes(peer: Peer) -> None:
+    tensor = sim.full((100,), 2.0)
+    message = torch_limbo.share(tensor, consumers=2)
+    assert torch_limbo.stats()["in_flight"] == 2
+    del tensor
+    for _ in range(2):  # one process, one of the two
+        mine = torch_limbo.receive(message)
+        assert bool((sim.read(mine) == 2.0).all())
+        del mine
+    torch_limbo.collect()
+    assert torch_limbo.stats()["in_flight"] == 1
+    assert torch_limbo.stats()["limbo_blocks"] == 1
+    assert bool((peer.call(remote.receive, "t", message) == 2.0).all())
+    peer.call(remote.drop, "t")
+
+
 def test_a_message_that_nobody_opens_ends_with_its_time(peer: Peer) -> None:
     tensor = sim.full((100,), 2.0)
     message = torch_limbo.share(tensor, ttl=0.05)
@@ -195,7 +211,7 @@ def test_what_cannot_be_shared() -> None:
     assert code_of(torch_limbo.share, [1, 2])[0] == "bad_argument"
     tensor = sim.full((3,), 1.0)
     assert code_of(torch_limbo.share, tensor, consumers=0)[0] == "bad_argument"
-    assert code_of(torch_limbo.share, tensor, consumers=2)[0] == "not_available_yet"
+    assert code_of(torch_limbo.share, tensor, consumers=1_000_001)[0] == "bad_argument"
     assert code_of(torch_limbo.share, tensor, ttl=-1)[0] == "bad_argument"
     assert code_of(torch_limbo.share, tensor, ttl=float("nan"))[0] == "bad_argument"
     assert code_of(torch_limbo.share, tensor, ttl="soon")[0] == "bad_argument"

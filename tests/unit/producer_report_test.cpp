@@ -38,7 +38,7 @@ TEST_F(ProducerReport, HoldersAreNamedWithWhatTheyHold) {
   const std::string text = producer_->describe_holders(0);
   EXPECT_TRUE(contains(text, "process 11 holds 5.00 MiB by 3 messages")) << text;
   EXPECT_TRUE(contains(text, "process 12 holds 4.00 MiB by 1 message")) << text;
-  EXPECT_TRUE(contains(text, "1 message of 4.00 MiB nobody has opened yet")) << text;
+  EXPECT_TRUE(contains(text, "1 message of 4.00 MiB still to be opened")) << text;
   EXPECT_EQ(producer_->describe_holders(1), "");
   a.release_all();
   b.release_all();
