@@ -1,5 +1,5 @@
-# limbo_bench: what sharing costs, against its budgets; README.md in this folder. Under ctest it runs
-# with small numbers, to see that everything in it works; speed is never asserted.
+# What sharing costs, against its budgets; README.md in this folder. Under ctest it runs with small
+# numbers, to see that everything in it works; speed is never asserted.
 file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
 add_executable(limbo_bench ${bench_sources})
 target_link_libraries(limbo_bench PRIVATE limbo_test_support limbo_warnings)
@@ -22,6 +22,15 @@ if(NOT LIMBO_SANITIZE)
     set_tests_properties(${prefix}budgets_runs ${prefix}sends_stay_flat
                          PROPERTIES TIMEOUT 300 ${properties})
   endforeach()
+endif()
+if(TARGET limbo_torch AND NOT LIMBO_SANITIZE)
+  # The table of budgets, which the Python that the build is for makes.
+  add_test(NAME bench.table_runs
+           COMMAND ${LIMBO_PY_executable} ${CMAKE_CURRENT_LIST_DIR}/budgets.py --quick --device
+                   simulated --bench $<TARGET_FILE:limbo_bench>)
+  set_tests_properties(
+    bench.table_runs PROPERTIES TIMEOUT 300 LABELS bench PROCESSORS 2 ENVIRONMENT
+                                LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>)
 endif()
 add_test(NAME bench.refuses_an_unknown_name COMMAND limbo_bench --only nonsense)
 set_tests_properties(bench.refuses_an_unknown_name
