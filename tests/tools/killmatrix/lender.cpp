@@ -157,6 +157,9 @@ void Lender::look() {
     case 3:
       (void)process_sharing().drain(std::chrono::milliseconds(1));
       break;
+    case 4:
+      (void)process_sharing().reap(false);
+      break;
     default:
       (void)process_sharing().collect();
   }

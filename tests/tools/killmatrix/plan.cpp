@@ -9,8 +9,9 @@
 namespace limbo::killmatrix {
 namespace {
 
-constexpr std::string_view kConsumersPoints[] = {"claim.", "dirty.",   "release.", "receive.",
-                                                 "unmap.", "connect.", "decline.", "orphan."};
+constexpr std::string_view kConsumersPoints[] = {"claim.",   "dirty.", "release.",
+                                                 "receive.", "unmap.", "connect.",
+                                                 "decline.", "bye.",   "orphan."};
 
 // The least visited of a few random ones: every point has its turn, in no fixed order.
 std::size_t pick_point(Random& random, Role role, const std::uint64_t* killed_at) {
@@ -35,6 +36,8 @@ std::string setting_for(Random& random, std::size_t point, const char* action) {
   std::string text = std::string(kFailPoints[point].name) + "=" + action;
   // Only a receive that fails before its claim says that it will not come.
   if (kFailPoints[point].name == "decline.before_send") return text + ",receive.before_slot=error";
+  // And only a connection that is given up says bye while its process goes on.
+  if (kFailPoints[point].name == "bye.before_send") return text + ",connect.after_welcome=error";
   return text + at_passing(random);
 }
 
