@@ -66,7 +66,8 @@ class Peer {
   [[nodiscard]] bool orphaned(const std::string& name);
   void empty_cache();
 
-  // "allocated", "active", "reserved", "limbo" (bytes), and the numbers of SharingStats by name.
+  // "allocated", "active", "reserved", "limbo", "held_for_readers" (bytes), and the numbers of
+  // SharingStats by name.
   [[nodiscard]] std::map<std::string, std::int64_t> stats();
   [[nodiscard]] std::int64_t stat(const std::string& name) { return stats().at(name); }
   // Waits until a number is what it should be.

@@ -195,7 +195,8 @@ class PeerRole {
     std::ostringstream out;
     out << "allocated " << memory.allocated_bytes[0].current << " active "
         << memory.active_bytes[0].current << " reserved " << memory.reserved_bytes[0].current
-        << " limbo " << memory.limbo_bytes << " exports_open " << sharing.exports_open
+        << " limbo " << memory.limbo_bytes << " held_for_readers " << memory.held_for_readers_bytes
+        << " exports_open " << sharing.exports_open
         << " in_flight " << sharing.in_flight << " held_claims " << sharing.held_claims << " sends "
         << sharing.sends << " closed " << sharing.closed << " expired " << sharing.expired
         << " withdrawn " << sharing.withdrawn << " leases_connected " << sharing.leases_connected
