@@ -17,6 +17,12 @@ constexpr std::uint8_t bit(std::uint32_t index) {
   return static_cast<std::uint8_t>(1U << index);
 }
 
+// Ends the hold that a claim on the message had on its mapping.
+void let_go_mapping(const Run& run, std::uint32_t message) {
+  const std::uint32_t piece = run.piece_of(message);
+  if (piece != kNoIndex) --run.own().consumers[run.lease()].imports[piece].holds;
+}
+
 // ---- the slots: every function here is one step, under the row's mutex -------------------------
 
 template <class Fifo>
@@ -36,13 +42,20 @@ ClaimState state_of(const Run& run, std::uint32_t slot) {
   return protocol::decode_claim(run.memory.peek(claim_word(run.lease(), slot))).state;
 }
 
-// What has landed waits for the producer.
-void strike_off_landed(const Run& run) {
+// The release of `slot` has landed: it waits for the producer; its mapping loses its hold.
+void strike_off(const Run& run, std::uint8_t slot) {
   Consumer& consumer = run.own().consumers[run.lease()];
+  consumer.jobs = static_cast<std::uint8_t>(consumer.jobs & ~bit(slot));
+  push(consumer.noted, consumer.noted_size, slot);
+  if (!makes(Mistake::kCloseWhileLanding)) let_go_mapping(run, consumer.job_of[slot]);
+  consumer.job_of[slot] = 0;
+}
+
+void strike_off_landed(const Run& run) {
+  const Consumer& consumer = run.own().consumers[run.lease()];
   for (std::uint8_t slot = 0; slot < kSlots; ++slot) {
     if ((consumer.jobs >> slot & 1U) == 0 || state_of(run, slot) == ClaimState::kHeld) continue;
-    consumer.jobs = static_cast<std::uint8_t>(consumer.jobs & ~bit(slot));
-    push(consumer.noted, consumer.noted_size, slot);
+    strike_off(run, slot);
   }
 }
 
@@ -91,7 +104,7 @@ void take_slot(const Run& run) {
     break_rule(run.world, Rule::kSlotTakenTwice, slot);
   }
   run.head().slot[run.step().slot] = static_cast<std::uint8_t>(slot);
-  run.head().note[0] = message.ended_early ? 1 : 0;
+  run.head().note[0] = message.ended_early;
   run.go(Phase::kInside);
 }
 
@@ -115,31 +128,39 @@ void claim(const Run& run) {
 
   Message& message = run.own().messages[which];
   const bool promised = (run.spec(which).promised & ~message.answered & bit(run.lease())) != 0;
-  if (promised && !message.ended_early && (!stands || met_closing)) {
+  if (promised && message.ended_early == 0 && (!stands || met_closing)) {
     break_rule(run.world, Rule::kPromiseBroken, which);
   }
-  if (stands && run.head().note[0] != 0) {
+  if (stands && run.head().note[0] == 2) {
     break_rule(run.world, Rule::kClaimedAfterWithdrawal, which);
   }
   message.answered |= bit(run.lease());
-  if (stands) {
-    const std::uint32_t block = run.spec(which).block;
-    run.own().truth.stands[run.lease()][slot] = static_cast<std::uint8_t>(block + 1);
-    if (run.own().truth.reused[block]) break_rule(run.world, Rule::kReusedWhileHeld, block);
-  } else {
+  if (!stands) {
     released(run, slot);
     slot = kNoIndex;
+    return run.next();
   }
-  run.next();
+  const std::uint32_t block = run.spec(which).block;
+  run.own().truth.stands[run.lease()][slot] = static_cast<std::uint8_t>(which + 1);
+  if (run.own().truth.reused[block]) break_rule(run.world, Rule::kReusedWhileHeld, block);
+  if (run.piece_of(which) != kNoIndex) return run.go(Phase::kMark);
+  run.step().stream == kNoIndex ? run.next() : run.go(Phase::kWork);
 }
 
 // ---- releasing -----------------------------------------------------------------------------------
 
 void release_by_host(const Run& run) {
   std::uint8_t& slot = run.head().slot[run.step().slot];
+  if (run.head().phase == Phase::kAfter) {
+    run.memory.await_landed();  // the table's mutex
+    let_go_mapping(run, run.step().what);
+    slot = kNoIndex;
+    return run.next();
+  }
   const RowWords row{&run.scenario, run.lease()};
   protocol::release_by_host(run.memory, row, slot, target_of(run, run.step().what));
   released(run, slot);
+  if (run.piece_of(run.step().what) != kNoIndex) return run.go(Phase::kAfter);
   slot = kNoIndex;
   run.next();
 }
@@ -153,13 +174,134 @@ void release_by_gpu(const Run& run) {
   const protocol::Release release{slot, target_of(run, run.step().what)};
   protocol::write_release_batch(
       row, std::span(&release, 1), 255, [&] { return std::uint64_t{++consumer.number}; },
-      [&](Word word, std::uint64_t value) {
-        stream.queue[stream.size++] = {static_cast<std::uint32_t>(value), word,
-                                       Queued::Kind::kWrite, 0};
-      });
+      [&](Word word, std::uint64_t value) { enqueue(stream, Queued::Kind::kWrite, word, value); });
   consumer.jobs |= bit(slot);
+  consumer.job_of[slot] = run.step().what;
+  if (makes(Mistake::kCloseWhileLanding)) let_go_mapping(run, run.step().what);
   slot = kNoIndex;
   run.next();
+}
+
+// The device reports that its context is lost: what was enqueued may be written or not, at any time.
+// So the host releases what has not landed, and such a slot is never used again.
+void lose_context(const Run& run) {
+  Consumer& consumer = run.own().consumers[run.lease()];
+  run.memory.await(consumer.jobs != 0 && run.thread().buffered == 0);
+  std::uint8_t slot = 0;
+  while ((consumer.jobs >> slot & 1U) == 0) ++slot;
+  run.head().note[1] = slot;
+  run.head().note[2] = consumer.job_of[slot];
+  run.head().note[3] = state_of(run, slot) == ClaimState::kHeld ? 1 : 0;
+  consumer.jobs = static_cast<std::uint8_t>(consumer.jobs & ~bit(slot));
+  run.go(Phase::kInside);
+}
+
+void release_lost(const Run& run) {
+  const std::uint8_t slot = run.head().note[1];
+  const RowWords row{&run.scenario, run.lease()};
+  if (run.head().note[3] != 0) {
+    protocol::release_by_host(run.memory, row, slot, target_of(run, run.head().note[2]));
+  }
+  if (run.head().note[3] == 0 || makes(Mistake::kLostSlotReused)) released(run, slot);
+  run.next();
+}
+
+// ---- mappings: each of these is one step under the table's mutex, or one call of the driver ------
+
+void mark(const Run& run) {
+  const std::uint32_t piece = run.piece_of(run.step().what);
+  Import& import = run.own().consumers[run.lease()].imports[piece];
+  run.memory.await_landed();
+  if (!import.entered) {
+    import.entered = true;
+    ++import.mappings;
+    run.world.words[mark_word(run.lease(), piece)] = kMarkOpening;
+  }
+  ++import.holds;
+  run.own().truth.maps[run.lease()][run.head().slot[run.step().slot]] = true;
+  run.go(Phase::kOpen);
+}
+
+void open(const Run& run) {
+  const std::uint32_t piece = run.piece_of(run.step().what);
+  Import& import = run.own().consumers[run.lease()].imports[piece];
+  run.memory.await(true);
+  if (!import.open) {
+    const bool possible = !run.own().pieces[piece].returned && !run.own().processes[0].gone;
+    if (!possible) break_rule(run.world, Rule::kOpenRefused, piece);
+    import.open = true;
+    run.world.words[mark_word(run.lease(), piece)] = kMarkMapped;
+  }
+  run.step().stream == kNoIndex ? run.next() : run.go(Phase::kWork);
+}
+
+// Takes the mapping out of the table, closes it, and clears the mark when no other one is left.
+void unmap(const Run& run) {
+  const std::uint32_t piece = run.step().what;
+  Import& import = run.own().consumers[run.lease()].imports[piece];
+  const Truth& truth = run.own().truth;
+  switch (run.head().phase) {
+    case Phase::kBegin:
+      strike_off_landed(run);
+      run.memory.await(
+          import.entered && import.open && import.holds == 0 &&
+          (run.step().slot != 0 || (run.world.words[piece_word(piece)] & kPieceWanted) != 0));
+      return run.go(Phase::kInside);
+    case Phase::kInside:
+      run.memory.await(true);
+      if (import.holds > 0 || !import.entered) return run.next();
+      for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+        const std::uint32_t stands = truth.stands[run.lease()][slot];
+        if (!truth.maps[run.lease()][slot] || stands == 0) continue;
+        if (run.piece_of(stands - 1) == piece) break_rule(run.world, Rule::kClosedUnderUse, piece);
+      }
+      import.entered = import.open = false;
+      ++import.closing;
+      return run.go(Phase::kAfter);
+    case Phase::kAfter:  // the driver closes it
+      run.memory.await(true);
+      --import.closing;
+      return run.go(Phase::kAfter2);
+    default:
+      run.memory.await(true);
+      if (--import.mappings == 0 || makes(Mistake::kMarkClearedLate)) {
+        run.world.words[mark_word(run.lease(), piece)] = 0;
+      }
+      return run.next();
+  }
+}
+
+// The receiving stream waits for what the descriptor names, and reads the block.
+void work(const Run& run) {
+  run.memory.await_landed();
+  const std::uint32_t which = run.step().what;
+  const Message& message = run.own().messages[which];
+  Stream& stream = run.own().streams[run.step().stream];
+  for (std::size_t i = 0; i < message.number.size(); ++i) {
+    if (message.number[i] == 0) continue;
+    enqueue(stream, Queued::Kind::kWait, timeline_word(message.timeline[i]), message.number[i]);
+  }
+  enqueue(stream, Queued::Kind::kRead, data_word(run.spec(which).block), 1);
+  run.next();
+}
+
+void receive(const Run& run) {
+  switch (run.head().phase) {
+    case Phase::kBegin:
+      run.memory.await(run.own().messages[run.step().what].sent &&
+                       run.own().consumers[run.lease()].connected);
+      return run.go(Phase::kAfter);
+    case Phase::kAfter:
+      return take_slot(run);
+    case Phase::kInside:
+      return claim(run);
+    case Phase::kMark:
+      return mark(run);
+    case Phase::kOpen:
+      return open(run);
+    default:
+      return work(run);
+  }
 }
 
 }  // namespace
@@ -170,10 +312,7 @@ void run_consumer(const Run& run) {
   const bool holds = run.head().slot[step.slot] != kNoIndex;
   switch (step.op) {
     case Op::kReceive:
-      if (run.head().phase == Phase::kInside) return claim(run);
-      if (run.head().phase == Phase::kAfter) return take_slot(run);
-      run.memory.await(own.messages[step.what].sent && own.consumers[run.lease()].connected);
-      return run.go(Phase::kAfter);
+      return receive(run);
     case Op::kReleaseHost:
       return holds ? release_by_host(run) : run.next();
     case Op::kReleaseGpu:
@@ -189,6 +328,10 @@ void run_consumer(const Run& run) {
       own.messages[step.what].answered |= bit(run.lease());
       return run.next();
     }
+    case Op::kLoseContext:
+      return run.head().phase == Phase::kInside ? release_lost(run) : lose_context(run);
+    case Op::kUnmap:
+      return unmap(run);
     default:
       return run.next();
   }

@@ -58,9 +58,10 @@ std::string value_of(Word word, std::uint32_t value) {
 
 const char* name_of(Op op) {
   static const char* const kNames[] = {
-      "share",           "free",           "collect", "look thoroughly", "withdraw",
-      "expire",          "add lease",      "sweep",   "take a decline",  "receive",
-      "release by host", "release by GPU", "poll",    "decline"};
+      "share",          "free",      "collect",       "look thoroughly", "withdraw",
+      "expire",         "add lease", "sweep",         "take a decline",  "return piece",
+      "exit",           "write",     "await readers", "receive",         "release by host",
+      "release by GPU", "poll",      "decline",       "lose context",    "unmap"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

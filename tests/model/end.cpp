@@ -1,7 +1,7 @@
 // What must be so when nothing can move any more.
 //
-// Then the producer makes what it makes from time to time anyway, undisturbed: a collect, and where
-// the scenario lost messages, their time limits. After that everything must be over.
+// Then the owner lets go of all, and the producer makes what it makes from time to time anyway,
+// undisturbed: a collect, and where the scenario lost messages, their time limits. After that everything must be over.
 #include "tests/model/moves.h"
 
 namespace limbo::model {
@@ -50,6 +50,9 @@ bool all_over(const Scenario& scenario, const World& world) {
       if (world.words[claim_word(lease, slot)] != 0) return false;
     }
   }
+  for (std::uint32_t piece = 0; piece < kPieces && scenario.returns_at_end; ++piece) {
+    if (own.pieces[piece].refused) return false;
+  }
   return world.words[kUnpinsPending] == 0 && world.words[kLockWord] == 0;
 }
 
@@ -66,12 +69,18 @@ void look_at_end(const Scenario& scenario, World& world, Observer* observer) {
   }
   if (world.own.processes[0].gone) return;
   std::vector<Step> steps;
+  for (std::uint8_t block = 0; block < scenario.blocks; ++block) {
+    if (world.own.blocks[block].owned) steps.push_back({Op::kFree, block});
+  }
   if (scenario.expires_at_end) {
     for (std::uint8_t message = 0; message < scenario.messages.size(); ++message) {
       if (world.own.messages[message].sent) steps.push_back({Op::kExpire, message});
     }
   }
-  if (scenario.collects_at_end) steps.push_back({Op::kCollect});
+  if (scenario.collects_at_end || !steps.empty()) steps.push_back({Op::kCollect});
+  for (std::uint8_t piece = 0; scenario.returns_at_end && piece < kPieces; ++piece) {
+    if (world.own.pieces[piece].refused) steps.push_back({Op::kReturnPiece, piece});
+  }
   if (!run_alone(scenario, world, steps, observer)) return break_rule(world, Rule::kStuck);
   if (world.own.truth.broken == 0 && !all_over(scenario, world)) {
     break_rule(world, Rule::kNeverFree);

@@ -94,10 +94,12 @@ class Memory {
   }
 
   [[nodiscard]] bool has_acted() const noexcept { return acted_; }
-  [[nodiscard]] bool has_written() const noexcept { return written_; }
+  // A store was made, or a segment came to its end.
+  [[nodiscard]] bool has_moved() const noexcept { return moved_; }
   [[nodiscard]] std::uint32_t ways() const noexcept { return ways_; }
   [[nodiscard]] bool overflowed() const noexcept { return overflowed_; }
   void begin_segment() noexcept { at_ = logged_at_ = 0; }
+  void end_segment() noexcept { moved_ = true; }
 
   // What a load of this thread would return.
   [[nodiscard]] std::uint32_t peek(Word word) const noexcept {
@@ -149,7 +151,7 @@ class Memory {
     see(add ? "add (pending)" : "store (pending)", word, value);
     ++thread_.made;
     ++at_;
-    written_ = true;
+    moved_ = true;
   }
 
   [[nodiscard]] bool is_pending(Word word) const noexcept {
@@ -172,7 +174,7 @@ class Memory {
   std::uint32_t at_ = 0;         // accesses of this run so far
   std::uint32_t logged_at_ = 0;  // those of them that returned something
   bool acted_ = false;
-  bool written_ = false;
+  bool moved_ = false;
   bool overflowed_ = false;
   std::uint32_t ways_ = 1;
 };

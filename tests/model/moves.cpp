@@ -48,7 +48,11 @@ void die(const Scenario& scenario, World& world, std::uint32_t process) {
 
 void become_quiet(const Scenario& scenario, World& world, std::uint32_t process) {
   world.own.processes[process].quiet = true;
-  if (process > 0) world.own.truth.stands[process - 1] = {};
+  if (process > 0) {
+    world.own.truth.stands[process - 1] = {};
+    world.own.truth.maps[process - 1] = {};
+    world.own.consumers[process - 1].imports = {};
+  }
   for (std::size_t i = 0; i < scenario.streams.size(); ++i) {
     if (scenario.streams[i] == process) world.own.streams[i] = {};
   }

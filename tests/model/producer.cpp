@@ -30,16 +30,21 @@ constexpr std::uint8_t bit(std::uint32_t index) {
   return static_cast<std::uint8_t>(1U << index);
 }
 
-bool settled(const World& world, const Scenario& scenario) {
+// Blocks that nobody holds or will hold, a bit each.
+std::uint8_t settled(const World& world, const Scenario& scenario) {
   for (std::size_t i = 0; i < scenario.threads.size(); ++i) {
     const Thread& thread = world.threads[i];
     if (scenario.threads[i].process == 0) continue;
-    if (thread.life == Life::kRuns || thread.buffered > 0) return false;
+    if (thread.life == Life::kRuns || thread.buffered > 0) return 0;
   }
   for (const Stream& stream : world.own.streams) {
-    if (stream.size > 0) return false;
+    if (stream.size > 0) return 0;
   }
-  return true;
+  std::uint8_t blocks = 0;
+  for (std::uint32_t block = 0; block < kBlocks; ++block) {
+    if (!world.own.blocks[block].owned) blocks |= bit(block);
+  }
+  return blocks;
 }
 
 // ---- what is under the lock, by operation ------------------------------------------------------
@@ -52,7 +57,11 @@ void reserve(const Run& run, ModelExports& exports) {
   message.generation = run.own().producer.exports[index].generation;
   // Freed by another thread since it was pinned: that may have been absorbed already.
   if (!run.own().blocks[spec.block].owned) exports.let_go(spec.block);
+  const std::uint32_t piece = run.piece_of(run.step().what);
   run.go(Phase::kUnlock);
+  if (piece == kNoIndex) return;
+  run.own().pieces[piece].refused = false;
+  run.memory.store(piece_word(piece), 0, std::memory_order_release);  // not wanted back
 }
 
 void drain(const Run& run, ModelExports& exports, EndReason reason) {
@@ -61,16 +70,16 @@ void drain(const Run& run, ModelExports& exports, EndReason reason) {
   if (reason == EndReason::kExpired) {
     const bool in_time = !record.in_use || record.generation != message.generation ||
                          !record.let_go || record.in_flight == 0;
-    const bool held_too = makes(Mistake::kTtlOnHeld) && record.in_use && record.let_go;
+    const bool held_too = makes(Mistake::kTtlOnHeld) && record.in_use && record.let_go &&
+                          record.generation == message.generation;
     if (in_time && !held_too) return run.go(Phase::kUnlock);
-    if (held_too) run.own().producer.exports[message.export_index].held = 0;
   }
   if (!protocol::drain_export(run.memory, export_word(message.export_index), message.generation,
                               reason)) {
     return run.go(Phase::kUnlock);
   }
   exports.clear_in_flight(message.export_index);
-  message.ended_early = true;
+  message.ended_early = 1;
   run.go(reason == EndReason::kExpired ? Phase::kNote : Phase::kAbsorb);
 }
 
@@ -83,8 +92,53 @@ void take_decline(const Run& run, ModelExports& exports) {
       !protocol::names_an_export(run.memory, exports, word)) {
     return run.go(Phase::kUnlock);
   }
+  if (makes(Mistake::kDeclineCountsAgain)) {
+    run.own().producer.exports[message.export_index].leases_seen = 0;
+  }
   exports.claimed_by(message.export_index, head.note[1]);
   run.go(Phase::kAbsorb);
+}
+
+bool is_listed(const Run& run, std::uint32_t lease) {
+  return (run.memory.peek(kLeaseList) >> lease & 1U) != 0;
+}
+
+// Changes when a row changes.
+std::uint8_t rows_sum(const World& world) {
+  std::uint32_t sum = 0;
+  for (Word word = kFirstLease; word < kFirstTimeline; ++word) sum = sum * 5 + world.words[word];
+  return static_cast<std::uint8_t>(sum % 251);
+}
+
+void ask_for_piece(const Run& run) {
+  run.memory.store(piece_word(run.step().what), kPieceWanted, std::memory_order_release);
+  bool mapped = false;
+  for (std::uint32_t lease = 0; lease < kLeases; ++lease) {
+    if (!is_listed(run, lease)) continue;
+    mapped |= run.memory.load(mark_word(lease, run.step().what), std::memory_order_acquire) != 0;
+  }
+  run.own().pieces[run.step().what].refused = mapped;
+  run.head().note[0] = mapped ? 1 : 0;
+  run.go(Phase::kUnlock);
+}
+
+// A first open after the producer's end fails, so holders must have mapped what they hold.
+void look_whether_drained(const Run& run) {
+  bool drained = true;
+  for (const Record& record : run.own().producer.exports) {
+    drained &= !record.in_use || record.in_flight == 0;
+  }
+  for (std::uint32_t lease = 0; lease < kLeases; ++lease) {
+    if (!is_listed(run, lease) || run.own().processes[lease + 1].gone) continue;
+    for (const std::uint64_t mirror : run.own().producer.rows[lease].mirrors) {
+      if (mirror == 0 || makes(Mistake::kDrainEndsAtClaimed)) continue;
+      const std::uint32_t index = protocol::decode_claim(mirror).export_index;
+      const std::uint32_t piece = run.scenario.pieces[run.own().producer.exports[index].block];
+      drained &= run.memory.load(mark_word(lease, piece), std::memory_order_acquire) == kMarkMapped;
+    }
+  }
+  run.head().note[0] = drained ? 1 : 0;
+  run.go(Phase::kUnlock);
 }
 
 void inside(const Run& run, ModelExports& exports) {
@@ -112,6 +166,10 @@ void inside(const Run& run, ModelExports& exports) {
     }
     case Op::kTakeDecline:
       return take_decline(run, exports);
+    case Op::kReturnPiece:
+      return ask_for_piece(run);
+    case Op::kExit:
+      return look_whether_drained(run);
     default:
       return run.go(Phase::kAbsorb);
   }
@@ -160,7 +218,8 @@ struct RowList {
 
 void choose(const Run& run, ModelExports& exports) {
   run.head().batch = exports.collect_batch(run.head().left);
-  run.go(run.head().batch == 0 ? Phase::kUnlock : Phase::kClose);
+  if (run.head().batch != 0) return run.go(Phase::kClose);
+  run.go(run.step().op == Op::kExit ? Phase::kInside : Phase::kUnlock);
 }
 
 void close(const Run& run, ModelExports& exports) {
@@ -217,12 +276,12 @@ void unpin_one(const Run& run) {
   if (head.over != 0) {
     Record& record = run.own().producer.exports[lowest(head.over)];
     head.over = static_cast<std::uint8_t>(head.over & (head.over - 1));
-    unpin(run.world, record.block);
+    unpin(run.scenario, run.world, record.block);
     record.to_unpin = false;
   } else {
     const std::uint32_t block = lowest(head.let_go);
     head.let_go = static_cast<std::uint8_t>(head.let_go & (head.let_go - 1));
-    unpin(run.world, block);
+    unpin(run.scenario, run.world, block);
   }
   if (head.over == 0 && head.let_go == 0) run.go(Phase::kUnpinned);
 }
@@ -258,7 +317,7 @@ void begin(const Run& run) {
       return run.go(Phase::kAbsorb);
     case Op::kLookThoroughly:
       run.memory.await(true);
-      head.note[0] = settled(run.world, run.scenario) ? 1 : 0;
+      head.note[0] = settled(run.world, run.scenario);
       head.everything = true;
       return run.go(Phase::kLock);
     case Op::kAddLease:
@@ -270,6 +329,31 @@ void begin(const Run& run) {
       run.memory.await(process.quiet || (makes(Mistake::kNoLifeline) && process.gone));
       return run.go(Phase::kLock);
     }
+    case Op::kReturnPiece: {
+      bool unused = !own.pieces[step.what].returned;
+      for (std::uint32_t block = 0; block < run.scenario.blocks; ++block) {
+        unused &= run.scenario.pieces[block] != step.what ||
+                  (!own.blocks[block].owned && own.truth.reused[block]);
+      }
+      run.memory.await(unused);
+      return run.go(Phase::kLock);
+    }
+    case Op::kExit:
+      run.memory.await(true);
+      head.note[1] = rows_sum(run.world);
+      return run.go(Phase::kLock);
+    case Op::kWrite:
+      if (head.phase == Phase::kBegin && step.stream == kNoIndex) {
+        head.note[0] = static_cast<std::uint8_t>(run.memory.choose(2));
+      } else {
+        head.note[0] = step.stream;
+        run.memory.await(true);
+      }
+      enqueue(own.streams[head.note[0]], Queued::Kind::kWrite, data_word(step.what), 1);
+      return run.next();
+    case Op::kAwaitReaders:
+      run.memory.await(settled(run.world, run.scenario) != 0);
+      return run.next();
     case Op::kTakeDecline: {
       std::uint32_t which = kNoIndex;
       for (std::uint32_t message = 0; message < kMessages && which == kNoIndex; ++message) {
@@ -288,12 +372,47 @@ void begin(const Run& run) {
   }
 }
 
+// A number of its own for each stream: taken and enqueued under the timeline's lock, so in one step.
+void advance_timelines(const Run& run, const MessageSpec& spec) {
+  Message& message = run.own().messages[run.step().what];
+  run.memory.await_landed();
+  const auto advance = [&](std::size_t point, std::uint8_t stream) {
+    const std::uint8_t timeline = makes(Mistake::kSharedTimeline) ? 0 : stream;
+    message.timeline[point] = timeline;
+    message.number[point] = ++run.own().taken[timeline];
+    enqueue(run.own().streams[stream], Queued::Kind::kWrite, timeline_word(timeline),
+            message.number[point]);
+  };
+  if (makes(Mistake::kHomeStreamOnly)) return advance(0, spec.home_stream);
+  advance(0, spec.current_stream);
+  if (spec.home_stream != spec.current_stream) advance(1, spec.home_stream);
+}
+
+// The piece goes back, if nobody has it mapped.
+void return_piece(const Run& run) {
+  Piece& piece = run.own().pieces[run.step().what];
+  if (run.head().note[0] != 0) return run.next();
+  run.memory.await(true);
+  piece.returned = true;
+  for (const Consumer& consumer : run.own().consumers) {
+    const Import& import = consumer.imports[run.step().what];
+    if (import.open || import.closing > 0) {
+      break_rule(run.world, Rule::kReturnedWhileMapped, run.step().what);
+    }
+  }
+  run.next();
+}
+
 // Without the lock again.
 void after(const Run& run) {
   const Step& step = run.step();
   World::Private& own = run.own();
   switch (step.op) {
     case Op::kShare: {
+      const MessageSpec& spec = run.spec(step.what);
+      if (spec.current_stream != kNoIndex && own.messages[step.what].number[0] == 0) {
+        return advance_timelines(run, spec);
+      }
       const Message& message = own.messages[step.what];
       protocol::open_export(run.memory, ExportWords{message.export_index}, message.generation, {1});
       return run.go(Phase::kAfter2);
@@ -305,10 +424,22 @@ void after(const Run& run) {
     case Op::kLookThoroughly:
       run.memory.await(run.world.words[kUnpinsPending] == 0 || makes(Mistake::kUnpinsNotAwaited));
       for (std::uint32_t block = 0; block < run.scenario.blocks; ++block) {
-        if (run.head().note[0] != 0 && !own.blocks[block].owned && !own.truth.reused[block]) {
+        if ((run.head().note[0] >> block & 1U) != 0 && !own.truth.reused[block]) {
           break_rule(run.world, Rule::kFalseOutOfMemory, block);
         }
       }
+      return run.next();
+    case Op::kWithdraw:
+    case Op::kExpire: {
+      Message& message = own.messages[step.what];
+      if (message.ended_early != 0) message.ended_early = 2;
+      return run.next();
+    }
+    case Op::kReturnPiece:
+      return return_piece(run);
+    case Op::kExit:
+      if (run.head().note[0] == 0) return run.go(Phase::kAfter3);
+      run.own().processes[0].gone = true;
       return run.next();
     default:
       return run.next();
@@ -325,7 +456,8 @@ void run_producer(const Run& run) {
     case Phase::kLock:
       run.memory.await(run.world.words[kLockWord] == 0);
       run.world.words[kLockWord] = protocol::kLocked;
-      return run.go(run.step().op == Op::kExpire ? Phase::kAfter4 : Phase::kInside);
+      if (run.step().op == Op::kExpire) return run.go(Phase::kAfter4);
+      return run.go(run.step().op == Op::kExit ? Phase::kAbsorb : Phase::kInside);
     case Phase::kAfter4:
       return absorb(run, exports, Phase::kInside);
     case Phase::kInside:
@@ -351,6 +483,9 @@ void run_producer(const Run& run) {
       return run.go(Phase::kAbsorb);
     case Phase::kAfter:
       return after(run);
+    case Phase::kAfter3:  // of an exit: it looks again when something has changed
+      run.memory.await(rows_sum(run.world) != run.head().note[1]);
+      return run.go(Phase::kBegin);
     case Phase::kAfter2:  // of a share: the descriptor may leave
       run.memory.await_landed();
       run.own().messages[run.step().what].sent = true;

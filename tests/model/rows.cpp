@@ -39,6 +39,12 @@ void ModelExports::held_less(std::uint32_t index, const ModelRow&, std::uint32_t
   changed(index);
 }
 
+std::uint32_t ModelExports::held(std::uint32_t index) const {
+  const bool ignored =
+      makes(Mistake::kTtlOnHeld) && read(index).reason == protocol::EndReason::kExpired;
+  return ignored ? 0 : record(index).held;
+}
+
 void ModelExports::over(std::uint32_t index) {
   leave_lists(index);
   record(index).in_use = false;
@@ -92,7 +98,7 @@ std::uint8_t ModelExports::collect_batch(std::uint8_t& left) {
     const Record& slot = record(first);
     const auto state = read(first).state;
     const bool ready = state == ExportState::kOpen || state == ExportState::kDraining;
-    if (slot.held != 0 || slot.in_flight != 0 || !ready) continue;
+    if (held(first) != 0 || slot.in_flight != 0 || !ready) continue;
     if (slot.let_go) {
       batch |= static_cast<std::uint8_t>(1U << first);
     } else {

@@ -61,7 +61,7 @@ class ModelExports {
   void claimed_by(std::uint32_t index, std::uint32_t who);
   void held_more(std::uint32_t index, const ModelRow& row, std::uint32_t slot);
   void held_less(std::uint32_t index, const ModelRow& row, std::uint32_t slot);
-  [[nodiscard]] std::uint32_t held(std::uint32_t index) const { return record(index).held; }
+  [[nodiscard]] std::uint32_t held(std::uint32_t index) const;
   void over(std::uint32_t index);
   void stays(std::uint32_t index, bool complete);
 

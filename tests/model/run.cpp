@@ -20,7 +20,7 @@ bool run_segments(const Run& run, World::Private& before, Thread::Head& head_bef
     // What the segment has done privately is done when it is through.
     run.world.own = before;
     thread.head = head_before;
-    return run.memory.has_acted() || run.memory.has_written();
+    return run.memory.has_acted() || run.memory.has_moved();
   }
   while (!run.memory.has_acted()) {
     if (thread.head.at == run.script().steps.size()) {
@@ -32,6 +32,7 @@ bool run_segments(const Run& run, World::Private& before, Thread::Head& head_bef
     run.memory.begin_segment();
     produces ? run_producer(run) : run_consumer(run);
     finish_segment(thread);
+    run.memory.end_segment();
   }
   if (thread.head.at == run.script().steps.size()) thread.life = Life::kFinished;
   return true;
@@ -53,16 +54,22 @@ bool step_thread(const Scenario& scenario, World& world, std::uint32_t thread, s
   return moved;
 }
 
-void unpin(World& world, std::uint32_t index) {
+void unpin(const Scenario& scenario, World& world, std::uint32_t index) {
   Block& block = world.own.blocks[index];
   if (block.pins == 0) return break_rule(world, Rule::kCountBelowZero, index);
   if (--block.pins > 0 || block.owned) return;
   world.own.truth.reused[index] = true;
   for (const auto& row : world.own.truth.stands) {
     for (const std::uint8_t stands : row) {
-      if (stands == index + 1) break_rule(world, Rule::kReusedWhileHeld, index);
+      if (stands != 0 && scenario.messages[stands - 1U].block == index) {
+        break_rule(world, Rule::kReusedWhileHeld, index);
+      }
     }
   }
+}
+
+void enqueue(Stream& stream, Queued::Kind kind, Word word, std::uint64_t value) {
+  stream.queue[stream.size++] = {static_cast<std::uint32_t>(value), word, kind, 0};
 }
 
 void after_landing(World& world, Word word) {
@@ -70,8 +77,15 @@ void after_landing(World& world, Word word) {
   const std::uint32_t lease = (word - kFirstLease) / kLeaseWords;
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
     if (word != claim_word(lease, slot)) continue;
-    const auto state = protocol::decode_claim(world.words[word]).state;
-    if (state == protocol::ClaimState::kReleased) world.own.truth.stands[lease][slot] = 0;
+    const protocol::ClaimWord claim = protocol::decode_claim(world.words[word]);
+    std::uint8_t& stands = world.own.truth.stands[lease][slot];
+    if (stands == 0 || claim.state != protocol::ClaimState::kReleased) continue;
+    const Message& message = world.own.messages[stands - 1U];
+    if (claim.export_index != message.export_index || claim.generation != message.generation) {
+      continue;  // of an earlier claim in this slot
+    }
+    stands = 0;
+    world.own.truth.maps[lease][slot] = false;
   }
 }
 

@@ -23,6 +23,11 @@ struct Run {
     return scenario.messages[message];
   }
 
+  // The piece of a message's block; kNoIndex where mappings do not matter.
+  [[nodiscard]] std::uint32_t piece_of(std::uint32_t message) const {
+    return scenario.pieces.empty() ? kNoIndex : scenario.pieces[spec(message).block];
+  }
+
   void go(Phase phase) const { head().phase = phase; }
   void next() const {
     ++head().at;
@@ -37,7 +42,10 @@ void run_producer(const Run& run);
 void run_consumer(const Run& run);
 
 // How the allocator's steps change a block.
-void unpin(World& world, std::uint32_t block);
+void unpin(const Scenario& scenario, World& world, std::uint32_t block);
+
+// Puts one entry on a stream.
+void enqueue(Stream& stream, Queued::Kind kind, Word word, std::uint64_t value);
 
 // What follows when a word has changed in memory.
 void after_landing(World& world, Word word);

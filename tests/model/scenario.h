@@ -82,19 +82,25 @@ enum class Op : std::uint8_t {
   kAddLease,        // lease
   kSweep,           // lease, once its consumer is quiet
   kTakeDecline,     // a decline that has come
+  kReturnPiece,     // piece: asked of the consumers, and returned if none maps it
+  kExit,            // waits until what was sent is mapped, and ends
+  kWrite,           // block, stream: the work that makes the data; kNoIndex: one of the first two
+  kAwaitReaders,    // until nobody holds anything
   // a consumer
   kReceive,      // message, register
   kReleaseHost,  // message, register
   kReleaseGpu,   // message, register, stream
   kPoll,         // strikes off what has landed
   kDecline,      // message
+  kLoseContext,  // of its GPU: what has not landed is released by the host
+  kUnmap,        // piece: closes what its owner wants back; slot 1: what is idle
 };
 
 struct Step {
   Op op;
   std::uint8_t what = 0;
   std::uint8_t slot = 0;
-  std::uint8_t stream = 0;
+  std::uint8_t stream = kNoIndex;
 };
 
 struct Script {
@@ -108,6 +114,9 @@ struct MessageSpec {
   std::uint8_t block = 0;
   std::uint8_t consumers = 1;
   std::uint8_t promised = 0;  // a bit for each consumer that is one of them
+  // The stream that the sender works on, and the block's own, if the send is to be ordered.
+  std::uint8_t current_stream = kNoIndex;
+  std::uint8_t home_stream = kNoIndex;
 };
 
 struct Scenario {
@@ -119,12 +128,14 @@ struct Scenario {
   std::uint32_t groups = 1;
   std::uint32_t slots_per_group = 1;
   std::uint8_t blocks = 1;
-  std::uint8_t connected = 1;  // leases at the beginning, a bit each
-  std::uint8_t may_die = 0;    // processes, a bit each
-  std::uint8_t deaths = 0;     // how many of them at most
+  std::vector<std::uint8_t> pieces = {};  // the piece of each block, if mappings matter
+  std::uint8_t connected = 1;             // leases at the beginning, a bit each
+  std::uint8_t may_die = 0;               // processes, a bit each
+  std::uint8_t deaths = 0;                // how many of them at most
   // What the end does before it looks whether all is over: collects, time limits.
   bool collects_at_end = true;
   bool expires_at_end = false;
+  bool returns_at_end = false;  // all pieces
   bool in_short_run = true;
   std::vector<protocol::Mistake> finds = {};
 };

@@ -44,6 +44,11 @@ inline constexpr Word kFirstTimeline = kFirstLease + kLeases * kLeaseWords;
 inline constexpr Word kFirstData = kFirstTimeline + kTimelines;  // what is in the blocks
 inline constexpr Word kWords = kFirstData + kBlocks;
 
+// Values of the words that the model codes more simply than ipc/layout.h.
+inline constexpr std::uint32_t kPieceWanted = 1;
+inline constexpr std::uint32_t kMarkOpening = 1;
+inline constexpr std::uint32_t kMarkMapped = 2;
+
 constexpr Word word_at(std::uint32_t first, std::uint32_t index) {
   return static_cast<Word>(first + index);
 }
@@ -99,6 +104,9 @@ enum class Phase : std::uint8_t {
   kAfter2,
   kAfter3,
   kAfter4,
+  kMark,  // of a receive: the mapping, and the work on the block
+  kOpen,
+  kWork,
 };
 
 inline constexpr std::uint32_t kMaxLog = 56;
@@ -205,6 +213,7 @@ struct Consumer {
   std::uint8_t jobs;    // slots with a release that was not struck off
   std::uint8_t free_size;
   std::uint8_t noted_size;
+  std::array<std::uint8_t, kSlots> job_of;     // the message of a slot with a job
   std::array<std::uint8_t, kSlots + 2> free;   // first in, first out
   std::array<std::uint8_t, kSlots + 2> noted;  // RELEASED or FREE was read
   std::array<Import, kPieces> imports;
@@ -217,8 +226,9 @@ struct Message {
   std::uint8_t answered;  // a bit for each consumer that has opened or declined it
   std::uint8_t declined;  // a bit for each consumer whose decline is under way
   std::uint8_t asked;     // a bit for each consumer whose request to forward is under way
-  std::uint8_t point[2];  // timeline, number of the forwarder (0: none)
-  bool ended_early;       // withdrawn, or out of time
+  std::array<std::uint8_t, 2> timeline;  // to wait for
+  std::array<std::uint8_t, 2> number;    // 0: nothing
+  std::uint8_t ended_early;              // withdrawn, or out of time: 1 under way, 2 done
 };
 
 struct Process {
@@ -229,8 +239,9 @@ struct Process {
 
 // What nobody in the protocol can see: it says whether a rule was broken.
 struct Truth {
-  // Block + 1 of the claim that stands in this slot, until its RELEASED has landed.
+  // Message + 1 of the claim that stands in this slot, until its RELEASED has landed.
   std::array<std::array<std::uint8_t, kSlots>, kLeases> stands;
+  std::array<std::array<bool, kSlots>, kLeases> maps;  // and has the mapping in hand
   std::array<bool, kBlocks> reused;
   std::array<std::uint8_t, kBlocks> settled;  // for the looks of the allocator, a bit each
   std::uint8_t broken;                        // Rule, 0: none
@@ -248,9 +259,10 @@ struct World {
     std::array<Consumer, kLeases> consumers;
     std::array<Message, kMessages> messages;
     std::array<Process, kLeases + 1> processes;
+    std::array<std::uint8_t, kTimelines> taken;  // the last number of each timeline
     Truth truth;
     std::uint8_t deaths_left;
-    std::array<std::uint8_t, 2> fill;
+    std::array<std::uint8_t, 6> fill;
   } own;
 };
 static_assert(std::is_trivially_copyable_v<World>);
