@@ -14,12 +14,13 @@ namespace {
 
 struct Entry {
   OptionSpec spec;
+  std::string variable;  // of the environment
   std::optional<std::int64_t> set;
 };
 
 struct Table {
-  std::mutex mutex;  // guards entries; nothing is called under it
-  std::vector<Entry> entries;
+  std::mutex mutex;            // guards entries; nothing that waits is called under it
+  std::vector<Entry> entries;  // only added to
 };
 
 // Never destroyed: options are read during static destruction too.
@@ -52,14 +53,13 @@ void check_range(const OptionSpec& spec, std::int64_t value) {
 
 std::int64_t resolve(const Entry& entry) {
   if (entry.set) return *entry.set;
-  const std::string variable = variable_name(entry.spec.name);
-  const char* text = std::getenv(variable.c_str());
+  const char* text = std::getenv(entry.variable.c_str());
   if (text == nullptr || *text == '\0') return entry.spec.default_value;
   const std::string_view view(text);
   std::int64_t value = 0;
   const auto [end, failure] = std::from_chars(view.data(), view.data() + view.size(), value);
   if (failure != std::errc{} || end != view.data() + view.size()) {
-    throw Error(ErrorCode::kUnknownOption, variable + " is \"" + std::string(view) + "\".",
+    throw Error(ErrorCode::kUnknownOption, entry.variable + " is \"" + std::string(view) + "\".",
                 range_text(entry.spec));
   }
   check_range(entry.spec, value);
@@ -77,17 +77,18 @@ Entry* find_entry(Table& where, std::string_view name) {
 Option::Option(const OptionSpec& spec) : spec_(spec) {
   Table& where = table();
   const std::lock_guard lock(where.mutex);
-  if (find_entry(where, spec.name) == nullptr) where.entries.push_back({spec, std::nullopt});
+  const Entry* entry = find_entry(where, spec.name);
+  index_ = entry != nullptr ? static_cast<std::size_t>(entry - where.entries.data())
+                            : where.entries.size();
+  if (entry == nullptr) {
+    where.entries.push_back({spec, variable_name(spec.name), std::nullopt});
+  }
 }
 
 std::int64_t Option::value() const {
   Table& where = table();
-  Entry entry;
-  {
-    const std::lock_guard lock(where.mutex);
-    entry = *find_entry(where, spec_.name);
-  }
-  return resolve(entry);
+  const std::lock_guard lock(where.mutex);
+  return resolve(where.entries[index_]);
 }
 
 void set_option(std::string_view name, std::int64_t value) {

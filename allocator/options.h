@@ -5,6 +5,7 @@
 // register_option; option_table() lists all of them, for documentation and error texts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -36,6 +37,7 @@ class Option {
 
  private:
   OptionSpec spec_;
+  std::size_t index_ = 0;  // in the table of all
 };
 
 // Throws kUnknownOption for a name that does not exist (the text lists those that do) or a value

@@ -2,8 +2,10 @@
 // are made of. The reader never reads past its end; after a short read every further one is short.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,14 +14,43 @@
 
 namespace limbo {
 
+// A number in its bytes, the lowest first, at any address.
+template <typename Unsigned>
+void store_little(std::byte* at, Unsigned value) noexcept {
+  static_assert(std::is_unsigned_v<Unsigned>);
+  if constexpr (std::endian::native == std::endian::little) {
+    std::memcpy(at, &value, sizeof(value));
+  } else {
+    for (std::size_t byte = 0; byte < sizeof(value); ++byte) {
+      at[byte] = static_cast<std::byte>((value >> (8 * byte)) & 0xff);
+    }
+  }
+}
+
+template <typename Unsigned>
+[[nodiscard]] Unsigned load_little(const std::byte* at) noexcept {
+  static_assert(std::is_unsigned_v<Unsigned>);
+  Unsigned value = 0;
+  if constexpr (std::endian::native == std::endian::little) {
+    std::memcpy(&value, at, sizeof(value));
+  } else {
+    for (std::size_t byte = 0; byte < sizeof(value); ++byte) {
+      value = static_cast<Unsigned>(value | (static_cast<Unsigned>(at[byte]) << (8 * byte)));
+    }
+  }
+  return value;
+}
+
 class FieldWriter {
  public:
+  // Makes room for that many bytes at once.
+  void reserve(std::size_t size_bytes) { bytes_.reserve(size_bytes); }
+
   template <typename Unsigned>
   void number(Unsigned value) {
-    static_assert(std::is_unsigned_v<Unsigned>);
-    for (std::size_t byte = 0; byte < sizeof(Unsigned); ++byte) {
-      bytes_.push_back(static_cast<std::byte>((value >> (8 * byte)) & 0xff));
-    }
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + sizeof(value));
+    store_little(bytes_.data() + at, value);
   }
   void raw(std::span<const std::byte> bytes) {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
@@ -32,9 +63,7 @@ class FieldWriter {
 
   // Overwrites a number that was written before as a placeholder.
   void patch_u32(std::size_t at, std::uint32_t value) {
-    for (std::size_t byte = 0; byte < sizeof(value); ++byte) {
-      bytes_.at(at + byte) = static_cast<std::byte>((value >> (8 * byte)) & 0xff);
-    }
+    store_little(std::span(bytes_).subspan(at, sizeof(value)).data(), value);
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
@@ -51,13 +80,8 @@ class FieldReader {
 
   template <typename Unsigned>
   [[nodiscard]] Unsigned number() noexcept {
-    static_assert(std::is_unsigned_v<Unsigned>);
     const auto bytes = raw(sizeof(Unsigned));
-    Unsigned value = 0;
-    for (std::size_t byte = 0; byte < bytes.size(); ++byte) {
-      value = static_cast<Unsigned>(value | (static_cast<Unsigned>(bytes[byte]) << (8 * byte)));
-    }
-    return value;
+    return bytes.empty() ? Unsigned{0} : load_little<Unsigned>(bytes.data());
   }
   // `count` bytes, or none when there are not so many.
   [[nodiscard]] std::span<const std::byte> raw(std::size_t count) noexcept {

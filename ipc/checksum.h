@@ -1,5 +1,8 @@
 // CRC-32C (Castagnoli; RFC 3720, appendix B.4): finds every change of up to five bits in a
 // descriptor of up to 655 bytes, of up to three in longer ones, and every burst of up to 32 bits.
+//
+// Eight bytes at a time ("slicing by eight"): a descriptor is checked at every send and receive, and
+// one byte at a time took most of what both cost.
 #pragma once
 
 #include <array>
@@ -7,25 +10,47 @@
 #include <cstdint>
 #include <span>
 
+#include "ipc/byte_fields.h"
+
 namespace limbo {
 
 namespace detail {
-constexpr std::array<std::uint32_t, 256> crc32c_table() noexcept {
-  std::array<std::uint32_t, 256> table{};
+
+// [0] takes a byte on; [n] takes a byte on that n others follow.
+using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
+
+constexpr CrcTables crc32c_tables() noexcept {
+  CrcTables tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
     std::uint32_t value = byte;
     for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) ? 0x82f6'3b78U : 0U);
-    table[byte] = value;
+    tables[0][byte] = value;
   }
-  return table;
+  for (std::size_t after = 1; after < tables.size(); ++after) {
+    for (std::uint32_t byte = 0; byte < 256; ++byte) {
+      const std::uint32_t before = tables[after - 1][byte];
+      tables[after][byte] = tables[0][before & 0xff] ^ (before >> 8);
+    }
+  }
+  return tables;
 }
-inline constexpr auto kCrc32cTable = crc32c_table();
+inline constexpr CrcTables kCrc32cTables = crc32c_tables();
+
 }  // namespace detail
 
-[[nodiscard]] constexpr std::uint32_t crc32c(std::span<const std::byte> bytes) noexcept {
+[[nodiscard]] inline std::uint32_t crc32c(std::span<const std::byte> bytes) noexcept {
+  const detail::CrcTables& tables = detail::kCrc32cTables;
   std::uint32_t value = 0xffff'ffffU;
+  for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
+    const std::uint64_t eight = load_little<std::uint64_t>(bytes.data()) ^ value;
+    const auto part = [&](std::size_t byte) {
+      return tables[7 - byte][(eight >> (8 * byte)) & 0xff];
+    };
+    value =
+        ((part(0) ^ part(1)) ^ (part(2) ^ part(3))) ^ ((part(4) ^ part(5)) ^ (part(6) ^ part(7)));
+  }
   for (const std::byte byte : bytes) {
-    value = detail::kCrc32cTable[(value ^ static_cast<std::uint32_t>(byte)) & 0xff] ^ (value >> 8);
+    value = tables[0][(value ^ static_cast<std::uint32_t>(byte)) & 0xff] ^ (value >> 8);
   }
   return ~value;
 }

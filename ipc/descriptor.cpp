@@ -15,6 +15,7 @@ constexpr std::uint32_t kMagic = 0x4442'4d4cU;  // "LMBD"
 constexpr std::size_t kLengthAt = 8;
 constexpr std::size_t kHeaderBytes = 12;
 constexpr std::size_t kChecksumBytes = 4;
+constexpr std::size_t kMostFixedBytes = 192;  // everything but the two texts and `extra`
 constexpr std::size_t kMaxDirectoryBytes = 4095;
 constexpr std::size_t kMaxSocketNameBytes = 255;
 
@@ -136,6 +137,8 @@ Bytes encode_descriptor(const Descriptor& descriptor) {
                 "Set LIMBO_RUNTIME_DIR to a shorter one.");
   }
   FieldWriter out;
+  out.reserve(kMostFixedBytes + descriptor.directory.size() + descriptor.socket_name.size() +
+              descriptor.extra.size());
   out.number(kMagic);
   out.number(kDescriptorVersion);
   out.number(std::uint32_t{0});

@@ -60,6 +60,28 @@ TEST(Checksum, MatchesThePublishedCheckValue) {
   EXPECT_EQ(crc32c({}), 0U);
 }
 
+// Bit by bit, as the polynomial says.
+std::uint32_t crc32c_by_bits(ByteSpan bytes) {
+  std::uint32_t value = 0xffff'ffffU;
+  for (const std::byte byte : bytes) {
+    value ^= static_cast<std::uint32_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) ? 0x82f6'3b78U : 0U);
+  }
+  return ~value;
+}
+
+TEST(Checksum, IsTheSameForEveryLengthAndAddress) {
+  std::mt19937 random(4);
+  Bytes bytes(80);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  for (std::size_t from = 0; from < 8; ++from) {
+    for (std::size_t count = 0; from + count <= bytes.size(); ++count) {
+      const ByteSpan part = ByteSpan(bytes).subspan(from, count);
+      ASSERT_EQ(crc32c(part), crc32c_by_bits(part)) << count << " bytes from " << from;
+    }
+  }
+}
+
 TEST(Descriptor, ComesBackAsItWas) {
   const Descriptor before = sample();
   const Descriptor after = decode_descriptor(encode_descriptor(before));
