@@ -56,6 +56,11 @@ class ProducersKeeper : public LeaseKeeper {
     producer_.decline(lease, index, generation);
   }
   void row_half_full(std::uint32_t lease) override { producer_.row_half_full(lease); }
+  bool lease_left(std::uint32_t lease) override {
+    const bool over = producer_.lease_left(lease);
+    if (over) --leases_;
+    return over;
+  }
   [[nodiscard]] std::uint64_t leases() const { return leases_.load(); }
 
  private:
