@@ -34,7 +34,7 @@ class Holder:
     bytes: int
     mapped_pieces: int
     mapped_bytes: int
-    """Of the segments that it maps. They cannot be returned meanwhile, whether it uses them or not."""
+    """Of these segments, which cannot be returned meanwhile, whether it uses them or not."""
     oldest_claim_ms: int
     """How long ago its oldest claim was noted, in milliseconds."""
 
