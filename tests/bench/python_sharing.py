@@ -192,6 +192,7 @@ class Receiver:
     def __init__(self, way: Way) -> None:
         context = mp.get_context("spawn")
         self.queue: Any = context.Queue()
+        self.queue.cancel_join_thread()  # after a failure nobody reads it any more
         self._ours, theirs = context.Pipe()
         arguments = (theirs, self.queue, way.limbo, way.simulated)
         self.process = context.Process(target=receive_for, args=arguments, daemon=True)

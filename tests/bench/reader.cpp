@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/bench/process.h"
@@ -119,32 +120,35 @@ LIMBO_CHILD_ROLE(bench_reader) {
 
 }  // namespace
 
-Reader::Reader() : child_("bench_reader") {
-  child_.expect("ready");
+Reader::Reader() : child_("bench_reader") {}
+
+void Reader::send(std::string_view line) {
+  if (!std::exchange(ready_, true)) child_.expect("ready", kPatience);
+  child_.send(line);
 }
 
 void Reader::give(ByteSpan message) {
-  child_.send("message " + testing::to_hex(message));
+  send("message " + testing::to_hex(message));
 }
 
 ReaderTimes Reader::receive(bool calls) {
-  child_.send(std::string("receive ") + (calls ? "1" : "0"));
+  send(std::string("receive ") + (calls ? "1" : "0"));
   return times();
 }
 
 ReaderTimes Reader::release(std::size_t count, std::chrono::milliseconds behind, bool calls) {
-  child_.send("release " + std::to_string(count) + " " + std::to_string(behind.count()) +
-              (calls ? " 1" : " 0"));
+  send("release " + std::to_string(count) + " " + std::to_string(behind.count()) +
+       (calls ? " 1" : " 0"));
   return times();
 }
 
 void Reader::settle() {
-  child_.send("settle");
+  send("settle");
   child_.expect("settled", kPatience);
 }
 
 void Reader::write(std::chrono::milliseconds duration) {
-  child_.send("write " + std::to_string(duration.count()));
+  send("write " + std::to_string(duration.count()));
   child_.expect("writing", kPatience);
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "ipc/sharing.h"
 #include "tests/bench/measured_device.h"
@@ -27,7 +28,7 @@ struct ReaderTimes {
 
 class Reader {
  public:
-  // Starts the process; returns when it has its device.
+  // Starts the process, which takes a while to get its device: the first call waits for that.
   Reader();
 
   [[nodiscard]] pid_t pid() const noexcept { return child_.pid(); }
@@ -50,9 +51,11 @@ class Reader {
   void finish();
 
  private:
+  void send(std::string_view line);
   ReaderTimes times();
 
   testing::ChildProcess child_;
+  bool ready_ = false;
 };
 
 }  // namespace limbo::bench
