@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace limbo {
@@ -44,16 +45,16 @@ template <typename Unsigned>
 class FieldWriter {
  public:
   // Makes room for that many bytes at once.
-  void reserve(std::size_t size_bytes) { bytes_.reserve(size_bytes); }
+  void reserve(std::size_t size_bytes) {
+    if (room_.size() < size_bytes) room_.resize(size_bytes);
+  }
 
   template <typename Unsigned>
   void number(Unsigned value) {
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + sizeof(value));
-    store_little(bytes_.data() + at, value);
+    store_little(next(sizeof(value)), value);
   }
   void raw(std::span<const std::byte> bytes) {
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    if (!bytes.empty()) std::memcpy(next(bytes.size()), bytes.data(), bytes.size());
   }
   // Its length (16 bits) and its characters; the caller has checked the length.
   void text(std::string_view value) {
@@ -62,16 +63,27 @@ class FieldWriter {
   }
 
   // Overwrites a number that was written before as a placeholder.
-  void patch_u32(std::size_t at, std::uint32_t value) {
-    store_little(std::span(bytes_).subspan(at, sizeof(value)).data(), value);
+  void patch_u32(std::size_t at, std::uint32_t value) { store_little(&room_[at], value); }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::span<const std::byte> view() const noexcept {
+    return std::span(room_).first(size_);
+  }
+  // What was written; the writer is empty then.
+  [[nodiscard]] std::vector<std::byte> take() noexcept {
+    room_.resize(std::exchange(size_, 0));
+    return std::exchange(room_, {});
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
-  [[nodiscard]] std::span<const std::byte> view() const noexcept { return bytes_; }
-  [[nodiscard]] std::vector<std::byte> take() noexcept { return std::move(bytes_); }
-
  private:
-  std::vector<std::byte> bytes_;
+  // Where the next `count` bytes go.
+  [[nodiscard]] std::byte* next(std::size_t count) {
+    if (room_.size() - size_ < count) room_.resize(2 * room_.size() + count);
+    return room_.data() + std::exchange(size_, size_ + count);
+  }
+
+  std::vector<std::byte> room_;
+  std::size_t size_ = 0;  // what of it was written
 };
 
 class FieldReader {
