@@ -1,12 +1,15 @@
 #include "ipc/incarnation.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <string_view>
 
 #include "allocator/error.h"
+#include "ipc/owned_fd.h"
 
 namespace limbo {
 namespace {
@@ -18,11 +21,20 @@ int hex_digit(char c) noexcept {
   return -1;
 }
 
+// Where there is no such file there is none for anybody; a file that cannot be opened just now says
+// nothing, and is asked again.
 BootId read_boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string text;
+  constexpr char kFile[] = "/proc/sys/kernel/random/boot_id";
+  const OwnedFd file(::open(kFile, O_RDONLY | O_CLOEXEC));
+  if (!file.valid() && (errno == ENOENT || errno == EACCES || errno == EPERM)) return {};
+  char bytes[64];
+  const ssize_t length = file.valid() ? ::read(file.get(), bytes, sizeof(bytes)) : -1;
+  if (length < 0) {
+    throw Error(ErrorCode::kNoChannel,
+                std::string("Cannot read ") + kFile + ": " + std::strerror(errno) + ".");
+  }
+  const std::string_view text(bytes, static_cast<std::size_t>(length));
   BootId boot{};
-  if (!std::getline(file, text)) return boot;
   std::size_t digits = 0;
   for (const char c : text) {
     const int digit = hex_digit(c);

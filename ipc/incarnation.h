@@ -18,8 +18,9 @@ using BootId = std::array<std::uint8_t, 16>;
 // 32 hexadecimal digits.
 [[nodiscard]] std::string to_string(const Incarnation& incarnation);
 
-// The kernel's random name for this boot (/proc/sys/kernel/random/boot_id); all zero where it
-// cannot be read, on both sides alike. Read once.
+// The kernel's random name for this boot (/proc/sys/kernel/random/boot_id); all zero where there is
+// none, on both sides alike. Read once. Throws kNoChannel when it cannot be read just now (no
+// descriptors are left).
 [[nodiscard]] const BootId& boot_id();
 
 }  // namespace limbo
