@@ -71,6 +71,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"drain.after_draining"},
     {"own.after_pin"},
     // the producer's collect
+    {"close.before_closing"},
     {"close.after_closing"},
     {"close.before_verdict"},
     {"close.after_verdict"},

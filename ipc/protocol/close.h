@@ -51,6 +51,7 @@ void close_listed(Memory& memory, Exports& exports, const Batch& batch, Leases&&
     }
   };
   if (makes(Mistake::kScanBeforeClosing)) note_rows();
+  LIMBO_FAIL_POINT("close.before_closing");
   for (const std::uint32_t index : batch) {
     ExportWord word = decode_export(memory.load(exports.word(index), std::memory_order_relaxed));
     word.state = ExportState::kClosing;

@@ -27,7 +27,8 @@ struct LogLine {
 struct SlotPage {
   std::atomic<std::uint32_t> incarnation{0};
   std::atomic<std::uint64_t> busy_since_us{0};  // 0: between two actions
-  std::atomic<std::int32_t> fork_child{0};      // its pid
+  std::atomic<std::uint64_t> helper_busy_since_us{0};
+  std::atomic<std::int32_t> fork_child{0};  // its pid
   std::atomic<std::uint32_t> next_line{0};
   std::array<LogLine, 128> lines;
 };

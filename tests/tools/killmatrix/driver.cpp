@@ -64,6 +64,7 @@ void Driver::give_birth(Slot& slot) {
   slot.plan.incarnation = next_incarnation_++;
   SlotPage& page = arena_.slots[index];
   page.busy_since_us.store(0);
+  page.helper_busy_since_us.store(0);
   page.fork_child.store(0);
   page.incarnation.store(slot.plan.incarnation);
   fork_into(slot, &live);
@@ -107,7 +108,10 @@ void Driver::give_birth_to_all() {
 
 Driver::Clock::time_point Driver::next_due() const {
   Clock::time_point due = Clock::now() + kLongestStep;
-  for (const Slot& slot : slots_) due = std::min({due, slot.die_at, slot.resume_at});
+  for (const Slot& slot : slots_) {
+    due = std::min(due, slot.resume_at);
+    if (killing_ || slot.replaced) due = std::min(due, slot.die_at);
+  }
   for (const Orphan& orphan : orphans_) due = std::min(due, orphan.die_at);
   return due;
 }
@@ -245,7 +249,7 @@ void Driver::kill(Slot& slot) {
 void Driver::kill_due(Clock::time_point now) {
   for (Slot& slot : slots_) {
     if (slot.pid == 0) continue;
-    if (slot.die_at <= now) kill(slot);
+    if (slot.die_at <= now && (killing_ || slot.replaced)) kill(slot);
     if (slot.resume_at <= now) {
       slot.resume_at = Clock::time_point::max();
       slot.stopped = false;
@@ -278,10 +282,14 @@ void Driver::look_for_hangs() {
   const auto patience = static_cast<std::uint64_t>(options_.deadline.count()) * 1000;
   for (Slot& slot : slots_) {
     if (slot.pid == 0 || slot.stopped || slot.replaced || slot.killed_by_driver) continue;
-    const std::uint64_t busy = arena_.slots[slot.plan.slot].busy_since_us.load();
-    if (busy == 0) continue;
-    const std::uint64_t since = std::max(busy, slot.awake_since_us);
-    if (now > since && now - since > patience) hang(slot, "in an action");
+    const SlotPage& page = arena_.slots[slot.plan.slot];
+    for (const auto* busy : {&page.busy_since_us, &page.helper_busy_since_us}) {
+      const std::uint64_t since = busy->load();
+      const std::uint64_t from = std::max(since, slot.awake_since_us);
+      if (since == 0 || now <= from || now - from <= patience) continue;
+      hang(slot, "in an action");
+      break;
+    }
   }
 }
 
@@ -310,7 +318,8 @@ void Driver::tell_findings() {
 
 bool Driver::enough() const {
   if (result_.kills >= options_.kills) return true;
-  if (arena_.early.load() + arena_.lost.load() + result_.hung >= kEnoughFindings) return true;
+  const std::uint64_t findings = options_.sabotage.empty() ? kEnoughFindings : 1;
+  if (arena_.early.load() + arena_.lost.load() + result_.hung >= findings) return true;
   return options_.at_most && Clock::now() - started_ >= *options_.at_most;
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,7 +81,7 @@ class Driver {
 
   // Everybody gives back, and everything comes back.
   void settle(bool thorough);
-  void ask_all(char verb, const char* where);
+  void ask(char verb, const char* where, std::span<Slot> whom);
   void drop_mail();
 
   // The end: nobody is left, and nothing of them.
@@ -100,6 +101,7 @@ class Driver {
   std::uint32_t findings_told_ = 0;
   std::uint64_t killed_at_last_settle_ = 0;
   bool births_ = true;
+  bool killing_ = true;
   Clock::time_point started_ = Clock::now();
   Clock::time_point next_stop_ = Clock::now();
 };

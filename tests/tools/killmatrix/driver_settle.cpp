@@ -27,10 +27,16 @@ void Driver::settle(bool thorough) {
     }
     if (slot.replaced && !slot.plan.slow_exec) slot.die_at = Clock::now();
   }
-  ask_all('s', "where it is to give back");
+  // Now and then the producers go on while the consumers give back.
+  const std::span<Slot> all(slots_);
+  constexpr const char* kGivingBack = "where it is to give back";
+  if (random_.one_in(2)) ask('s', kGivingBack, all.subspan(options_.producers));
+  ask('s', kGivingBack, all);
   drop_mail();
+  // A death now would hide what does not come back.
+  killing_ = false;
   const auto started = Clock::now();
-  ask_all(thorough ? 'B' : 'b', "where everything is to come back");
+  ask(thorough ? 'B' : 'b', "where everything is to come back", all);
   if (options_.verbose) {
     std::fprintf(stderr,
                  "kills=%llu sends=%llu receives=%llu refusals=%llu checks=%llu orphans=%llu "
@@ -53,14 +59,15 @@ void Driver::settle(bool thorough) {
   }
   ++result_.settled;
   killed_at_last_settle_ = result_.kills;
+  killing_ = true;
   births_ = true;
   give_birth_to_all();
 }
 
 // Who dies meanwhile owes nothing any more.
-void Driver::ask_all(char verb, const char* where) {
+void Driver::ask(char verb, const char* where, std::span<Slot> whom) {
   const auto until = Clock::now() + options_.deadline;
-  for (Slot& slot : slots_) {
+  for (Slot& slot : whom) {
     if (slot.pid == 0 || slot.replaced) continue;
     slot.owes_answer = true;
     tell(slot, verb);

@@ -16,3 +16,16 @@ if(NOT LIMBO_SANITIZE)
     gpu.killmatrix PROPERTIES TIMEOUT 240 LABELS gpu RESOURCE_LOCK gpu SKIP_REGULAR_EXPRESSION
                               "There is no CUDA device")
 endif()
+
+# Each mistake must be caught: something is reused too early, or lost.
+if(NOT LIMBO_SANITIZE)
+  foreach(mistake ttl-on-held no-lifeline no-recheck dirty-first scan-before-closing shared-timeline)
+    add_test(NAME tools.killmatrix_catches_${mistake}
+             COMMAND limbo_killmatrix --sabotage ${mistake} --kills 100000 --seconds 60
+                     --deadline 6000)
+    set_tests_properties(
+      tools.killmatrix_catches_${mistake}
+      PROPERTIES TIMEOUT 120 LABELS tools PROCESSORS 2 PASS_REGULAR_EXPRESSION
+                 "kills=[0-9]+ sends=[0-9]+ (lost=[1-9]|lost=0 early=[1-9])")
+  endforeach()
+endif()

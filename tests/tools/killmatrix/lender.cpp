@@ -19,8 +19,14 @@ std::size_t random_size(Random& random) {
 
 }  // namespace
 
-Lender::Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots)
-    : diary_(diary), post_(post), work_(work), random_(random), slots_(slots) {}
+Lender::Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
+               std::uint32_t slow_writes_one_in)
+    : diary_(diary),
+      post_(post),
+      work_(work),
+      random_(random),
+      slots_(slots),
+      slow_writes_one_in_(slow_writes_one_in) {}
 
 void Lender::act() {
   const std::uint32_t choice = random_.below(100);
@@ -56,7 +62,7 @@ void Lender::allocate() {
     work_.order(kept.home, kept.last);
     if (kept.last != kept.home) (void)allocator.record_stream(kept.data, GpuWork::ref(kept.last));
   }
-  if (random_.one_in(4)) {
+  if (random_.one_in(slow_writes_one_in_)) {
     work_.delay(kept.last, std::chrono::milliseconds(random_.between(1, 6)));
   }
   work_.fill(kept.last, kept.data, kept.size_bytes, kept.canary);
@@ -75,7 +81,7 @@ void Lender::send() {
   Own& own = own_[index];
   // What is kept may be sent again; what is exclusive is the receiver's alone.
   const bool exclusive = !own.sent && random_.one_in(2);
-  const bool twice = !exclusive && random_.one_in(5);
+  const bool twice = !exclusive && random_.one_in(3);
   const bool limited = random_.one_in(4);
   const bool may_withdraw = random_.one_in(4);
   ShareOptions options;

@@ -17,7 +17,8 @@ namespace limbo::killmatrix {
 class Lender {
  public:
   // `slots`: how many processes there are, so that every one of them may get mail.
-  Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots);
+  Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
+         std::uint32_t slow_writes_one_in);
 
   // One random action. Throws what Limbo throws.
   void act();
@@ -48,6 +49,7 @@ class Lender {
   GpuWork& work_;
   Random& random_;
   const std::uint32_t slots_;
+  const std::uint32_t slow_writes_one_in_;
   std::vector<Own> own_;
   std::vector<Bytes> withdrawable_;
   std::vector<Bytes> sent_;

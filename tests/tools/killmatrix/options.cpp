@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "tests/tools/killmatrix/arena.h"
+#include "tests/tools/killmatrix/sabotage.h"
 
 namespace limbo::killmatrix {
 namespace {
@@ -118,6 +118,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   if (options.lifetime.count() == 0) {
     options.lifetime = std::chrono::milliseconds(options.device == "cuda" ? 1000 : 60);
   }
+  if (options.settle_every == 0) options.settle_every = sabotage_of(options.sabotage).settle_every;
   return options;
 }
 

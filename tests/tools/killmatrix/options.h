@@ -15,7 +15,7 @@ struct Options {
   std::uint32_t producers = 2;
   std::string device = "simulated";             // or "cuda"
   std::optional<std::chrono::seconds> at_most;  // then it ends, however many were killed
-  std::uint64_t settle_every = 50;              // kills between two looks at the balance
+  std::uint64_t settle_every = 0;               // kills between two looks at the balance
   std::chrono::milliseconds lifetime{0};        // of a process, on average; 0: the device's
   std::chrono::milliseconds deadline{30'000};   // for everything that must end
   bool json = false;

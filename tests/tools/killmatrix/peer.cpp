@@ -20,9 +20,8 @@
 #include "ipc/sharing_service.h"
 #include "tests/support/eventually.h"
 #include "tests/support/peer_balance.h"
-#include "tests/tools/killmatrix/gpu_work.h"
-#include "tests/tools/killmatrix/lender.h"
-#include "tests/tools/killmatrix/reader.h"
+#include "tests/tools/killmatrix/actor.h"
+#include "tests/tools/killmatrix/helper.h"
 
 namespace limbo::killmatrix {
 namespace {
@@ -68,12 +67,17 @@ class Process {
 
   void start() {
     balance_ = std::make_unique<testing::PeerBalance>();
-    work_ = std::make_unique<GpuWork>(process_allocator().device());
-    reader_ = std::make_unique<Reader>(diary_, *birth_.post, *work_, random_);
-    if (!lends()) return;
-    attempt([&] { balance_->begin_lending(); });
-    if (plan_.little_memory) process_allocator().set_limit_bytes(0, kLittleMemory);
-    lender_ = std::make_unique<Lender>(diary_, *birth_.post, *work_, random_, birth_.slots);
+    if (lends()) attempt(diary_, [&] { balance_->begin_lending(); });
+    Device& device = process_allocator().device();
+    if (lends() && plan_.little_memory) process_allocator().set_limit_bytes(0, kLittleMemory);
+    const auto new_actor = [&] {
+      return std::make_unique<Actor>(diary_, *birth_.post, device, plan_, random_.next(),
+                                     birth_.slots);
+    };
+    actor_ = new_actor();
+    if (!plan_.two_threads) return;
+    helpers_actor_ = new_actor();
+    helper_ = std::make_unique<Helper>(*helpers_actor_, page_.helper_busy_since_us);
   }
 
   void busy(bool is_busy) { page_.busy_since_us.store(is_busy ? now_us() : 0); }
@@ -105,46 +109,26 @@ class Process {
         settle();
         break;
       case 'q':
-        std::exit(0);
+        leave();
       default:
         break;
     }
     busy(false);
   }
 
-  // What Limbo may say to a program that does nothing wrong.
-  template <typename Function>
-  void attempt(Function&& function) {
-    try {
-      function();
-    } catch (const OutOfMemory&) {
-      diary_.arena().out_of_memory.fetch_add(1);
-      diary_.line("out of memory");
-    } catch (const Error& failure) {
-      diary_.line("error: %.100s", failure.what());
-      if (is_planned(failure) || failure.code() == ErrorCode::kLedgerFull) return;
-      diary_.found(Harm::kLost, "an error that has no reason: %s", failure.what());
-    } catch (const std::exception& failure) {
-      diary_.found(Harm::kLost, "an exception: %s", failure.what());
-    }
-  }
-
   void act() {
     ++actions_;
     busy(true);
     if (actions_ > plan_.at_action) end_by_itself();
-    attempt([&] {
-      if (!lender_ && !lends()) {
-        idle_ = !reader_->act();
-      } else if (random_.one_in(4)) {
-        (void)reader_->act();
-      } else if (lender_) {
-        lender_->act();
-      }
-    });
-    if (lends()) idle_ = random_.one_in(3);  // time for the others
+    idle_ = !actor_->act();
     busy(false);
     if (actions_ % kActionsBetweenCounts == 0) count_passings();
+  }
+
+  [[noreturn]] void leave() {
+    diary_.line("exit");
+    if (helper_) helper_->pause();
+    std::exit(0);
   }
 
   void count_passings() {
@@ -161,8 +145,7 @@ class Process {
         diary_.line("_exit");
         ::_exit(0);
       case End::kLeave:
-        diary_.line("exit");
-        std::exit(0);
+        leave();
       case End::kExec:
         diary_.line("exec");
         ::execl("/bin/sleep", "sleep", "60", nullptr);
@@ -180,7 +163,7 @@ class Process {
     if (is_parent_) return;
     const auto duration = std::chrono::milliseconds(random_.between(10, 60));
     bool at_work = false;
-    attempt([&] { at_work = reader_->write_long(duration); });
+    attempt(diary_, [&] { at_work = actor_->reader().write_long(duration); });
     if (!at_work && actions_ < plan_.at_action + 40U) return;  // until there is something to write
     is_parent_ = true;
     const pid_t child = ::fork();
@@ -204,8 +187,8 @@ class Process {
   // ---- the balance ----------------------------------------------------------------------------
 
   void settle() {
-    attempt([&] { reader_->release_all(); });
-    if (lender_) attempt([&] { lender_->free_all(); });
+    if (helper_) helper_->pause();
+    actor_->give_back();
     diary_.line("settled");
     say("s");
     while (true) {
@@ -214,14 +197,18 @@ class Process {
         busy(true);  // the driver is at work; it has its own deadline
         continue;
       }
-      if (*verb == 'g') return;
-      if (*verb == 'q') std::exit(0);
+      if (*verb == 'g') break;
+      if (*verb == 'q') leave();
+      if (*verb == 'c') check_invariants();
+      if (*verb == 's') say("s");
       if (*verb == 'b' || *verb == 'B') say("b" + imbalance(*verb == 'B'));
     }
+    if (helper_) helper_->resume();
   }
 
   std::string imbalance(bool thorough) {
-    if (lender_) attempt([&] { lender_->withdraw_all(); });
+    actor_->take_back();
+    if (helpers_actor_) helpers_actor_->take_back();
     check_invariants();
     std::string left;
     (void)testing::eventually(
@@ -231,7 +218,7 @@ class Process {
           return left.empty();
         },
         birth_.balance_within);
-    if (left.empty()) attempt([&] { process_allocator().check_invariants(); });
+    if (left.empty()) attempt(diary_, [&] { process_allocator().check_invariants(); });
     diary_.line("balance: %.90s", left.c_str());
     return left;
   }
@@ -244,14 +231,20 @@ class Process {
         left += std::string(left.empty() ? "" : ", ") + name + " " + std::to_string(value);
     };
     none("releases_pending", sharing.releases_pending);
-    if (lender_) {
-      attempt([] { (void)process_sharing().collect(); });
+    if (lends()) {
+      attempt(diary_, [] { (void)process_sharing().collect(); });
       none("exports_open", sharing.exports_open);
       none("in_flight", sharing.in_flight);
       none("held_claims", sharing.held_claims);
       none("leases_quarantined", sharing.leases_quarantined);
-      if (thorough) attempt([] { process_allocator().empty_cache(); });
-      const DeviceStats memory = process_allocator().stats(0);
+      DeviceStats memory = process_allocator().stats(0);
+      // What waits for an event, because of record_stream, is looked at when memory is wanted.
+      const bool waits_for_event =
+          memory.active_bytes[0].current != memory.allocated_bytes[0].current + memory.limbo_bytes;
+      if (thorough || waits_for_event) {
+        attempt(diary_, [] { process_allocator().empty_cache(); });
+        memory = process_allocator().stats(0);
+      }
       none("allocated", memory.allocated_bytes[0].current);
       none("active", memory.active_bytes[0].current);
       none("limbo", memory.limbo_bytes);
@@ -267,9 +260,9 @@ class Process {
   SlotPage& page_;
   Random random_;
   std::unique_ptr<testing::PeerBalance> balance_;
-  std::unique_ptr<GpuWork> work_;
-  std::unique_ptr<Reader> reader_;
-  std::unique_ptr<Lender> lender_;
+  std::unique_ptr<Actor> actor_;
+  std::unique_ptr<Actor> helpers_actor_;
+  std::unique_ptr<Helper> helper_;
   std::array<bool, kFailPointCount> seen_passed_{};
   std::uint32_t actions_ = 0;
   bool idle_ = true;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ipc/fail_points.h"
+#include "tests/tools/killmatrix/sabotage.h"
 
 namespace limbo::killmatrix {
 namespace {
@@ -52,17 +53,6 @@ std::string disturbance(Random& random, std::size_t taken) {
   return "," + name + "=delay:" + std::to_string(1 + random.below(3)) + at_passing(random);
 }
 
-// What opens the window of a mistake.
-std::string window_of(std::string_view sabotage, Role role) {
-  const bool producer = role == Role::kProducer;
-  if (sabotage == "no-recheck" && !producer) return ",claim.after_held=delay:3";
-  if (sabotage == "dirty-first" && !producer) return ",dirty.between_group_and_lease=delay:2";
-  if (sabotage == "scan-before-closing" && producer) {
-    return ",close.after_closing=delay:2,close.before_verdict=delay:2";
-  }
-  return {};
-}
-
 End random_end(Random& random) {
   const std::uint32_t choice = random.below(1000);
   if (choice < 560) return End::kFailPoint;
@@ -89,10 +79,16 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
   plan.role = role;
   plan.seed = random.next();
   plan.end = random_end(random);
+  const Sabotage& sabotage = sabotage_of(options.sabotage);
+  if (sabotage.parents_one_in != 0 && random.one_in(sabotage.parents_one_in)) {
+    plan.end = End::kParent;
+  }
+  plan.slow_writes_one_in = sabotage.slow_writes_one_in;
   plan.at_action = random.below(60);
   plan.small_tables = random.one_in(4);
   plan.unmaps_at_once = random.one_in(3);
   plan.little_memory = random.one_in(4);
+  plan.two_threads = random.one_in(4);
   plan.lifetime = std::chrono::milliseconds(random.between(0, 2 * options.lifetime.count()));
   std::size_t taken = std::numeric_limits<std::size_t>::max();
   // At least one setting, harmless, so that passings are counted.
@@ -109,7 +105,8 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
   }
   if (!options.sabotage.empty()) {
     plan.lifetime *= 4;
-    plan.fail_points += window_of(options.sabotage, role);
+    plan.fail_points +=
+        role == Role::kProducer ? sabotage.producers_delays : sabotage.consumers_delays;
   } else if (random.one_in(4)) {
     plan.fail_points += disturbance(random, taken);
   }
@@ -148,7 +145,8 @@ std::string describe(const Plan& plan) {
   if (comma != std::string::npos) text += "; " + plan.fail_points.substr(comma + 1);
   if (plan.small_tables) text += "; small tables";
   if (plan.unmaps_at_once) text += "; unmaps at once";
-  if (plan.little_memory) text += "; little memory";
+  if (plan.little_memory && plan.role == Role::kProducer) text += "; little memory";
+  if (plan.two_threads) text += "; two threads";
   return text;
 }
 

@@ -39,6 +39,8 @@ struct Plan {
   bool small_tables = false;
   bool unmaps_at_once = false;  // a consumer whose import cache keeps nothing
   bool little_memory = false;   // a producer that runs out of it
+  bool two_threads = false;
+  std::uint32_t slow_writes_one_in = 4;
 };
 
 // Whether a process of this role passes the fail point `name` in its own work.

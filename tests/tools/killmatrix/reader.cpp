@@ -8,6 +8,7 @@ namespace limbo::killmatrix {
 namespace {
 
 constexpr std::size_t kMostHeld = 12;
+constexpr int kNoDevice = 999;
 // How long the death of a sender may take to be seen by its readers.
 constexpr std::chrono::milliseconds kUntilDeathIsSeen{1000};
 
@@ -26,7 +27,9 @@ Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random)
 
 bool Reader::act() {
   const std::uint32_t choice = random_.below(100);
-  if (held_.size() < kMostHeld && (choice < 40 || held_.empty())) return receive();
+  if (held_.size() < kMostHeld && (choice < 40 || held_.empty())) {
+    return receive();
+  }
   const std::size_t index = random_.below(held_.size());
   Held& held = held_[index];
   if (choice < 60) {
@@ -42,8 +45,17 @@ bool Reader::act() {
 }
 
 bool Reader::receive() {
-  const std::optional<Mail> mail = post_.take(diary_.slot());
+  std::optional<Mail> mail = post_.take(diary_.slot());
   if (!mail) return false;
+  if (random_.one_in(16)) {
+    receive_in_vain(*mail);
+    return true;
+  }
+  // The newest of those that must come is for the end.
+  if (mail->letter.must_open != 0 && mail->letter.from_slot != diary_.slot()) {
+    std::swap(mail, put_by_);
+    if (!mail) return true;
+  }
   const StreamHandle stream = work_.stream(random_.below(GpuWork::kStreams));
   ReceiveOptions options;
   options.current_stream = [stream](int) { return stream; };
@@ -63,6 +75,18 @@ bool Reader::receive() {
   diary_.line("received %p", held_.back().block->data());
   if (random_.one_in(2)) check(held_.back());
   return true;
+}
+
+void Reader::receive_in_vain(const Mail& mail) {
+  ReceiveOptions options;
+  options.device = kNoDevice;
+  diary_.line("receive in vain from %u, canary %u", mail.letter.from_slot, mail.letter.canary);
+  try {
+    (void)process_sharing().receive(mail.descriptor, options);
+    diary_.found(Harm::kLost, "received on device %d, which does not exist", kNoDevice);
+  } catch (const Error& failure) {
+    if (failure.code() != ErrorCode::kBadArgument) refused(mail.letter, failure);
+  }
 }
 
 // What a receiver may be told, and what it may not.
@@ -175,6 +199,8 @@ void Reader::release_all() {
   for (Held& held : held_) check(held);
   diary_.line("release all, %zu", held_.size());
   held_.clear();
+  if (put_by_) receive_in_vain(*put_by_);
+  put_by_.reset();
 }
 
 }  // namespace limbo::killmatrix

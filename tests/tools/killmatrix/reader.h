@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ class Reader {
   // One random action. False: there was nothing to do.
   bool act();
 
+  // Ends with a receive that fails, of the mail that was put by: nothing comes behind it any more.
   void release_all();
   // Kernels that go on for so long write every block that is this process's to write. False: there
   // is none.
@@ -40,6 +42,8 @@ class Reader {
   };
 
   bool receive();
+  // A claim that stands, and is given back by the host, since there is no such device.
+  void receive_in_vain(const Mail& mail);
   void refused(const Letter& letter, const Error& failure);
   void check(Held& held);
   [[nodiscard]] bool owner_is_gone(const Held& held) const;
@@ -52,6 +56,7 @@ class Reader {
   GpuWork& work_;
   Random& random_;
   std::vector<Held> held_;
+  std::optional<Mail> put_by_;
 };
 
 }  // namespace limbo::killmatrix

@@ -1,0 +1,21 @@
+// What opens the window of each mistake: slow fail points, and more of what the mistake breaks.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace limbo::killmatrix {
+
+struct Sabotage {
+  std::string_view mistake;
+  std::string_view producers_delays{};  // fail points, each with a comma before it
+  std::string_view consumers_delays{};
+  std::uint32_t parents_one_in = 0;  // so many die before a fork child, with work under way
+  std::uint32_t slow_writes_one_in = 4;
+  std::uint64_t settle_every = 50;
+};
+
+// Nothing special for a mistake that is not known here, nor for none.
+[[nodiscard]] const Sabotage& sabotage_of(std::string_view mistake) noexcept;
+
+}  // namespace limbo::killmatrix
