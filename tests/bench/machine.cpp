@@ -23,7 +23,7 @@ std::string cpu_name() {
 void describe_gpu(Machine& machine) {
   machine.gpu = device().name();
 #ifdef LIMBO_HAVE_CUDA
-  if (machine.gpu != "cuda") return;
+  if (machine.gpu != "cuda" || find_driver_symbol("cuDeviceGetName") == nullptr) return;
   char name[128] = "";
   int version = 0;
   CUdevice handle = 0;
