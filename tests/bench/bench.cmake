@@ -22,7 +22,17 @@ if(NOT LIMBO_SANITIZE)
     set_tests_properties(${prefix}budgets_runs ${prefix}sends_stay_flat
                          PROPERTIES TIMEOUT 300 ${properties})
   endforeach()
+  foreach(leak descriptors memory events)
+    string(REPLACE memory "host KiB" seen ${leak})
+    add_test(NAME bench.sends_see_leaking_${leak} COMMAND limbo_bench sends --device simulated
+                                                          --count 4000 --leak ${leak})
+    set_tests_properties(
+      bench.sends_see_leaking_${leak}
+      PROPERTIES TIMEOUT 300 LABELS bench PASS_REGULAR_EXPRESSION
+                 "The receiver has grown: [^\n]*${seen} by.*flat=no")
+  endforeach()
 endif()
+
 if(TARGET limbo_torch AND NOT LIMBO_SANITIZE)
   # The table of budgets, which the Python that the build is for makes.
   add_test(NAME bench.table_runs
@@ -32,6 +42,7 @@ if(TARGET limbo_torch AND NOT LIMBO_SANITIZE)
     bench.table_runs PROPERTIES TIMEOUT 300 LABELS bench PROCESSORS 2 ENVIRONMENT
                                 LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>)
 endif()
+
 add_test(NAME bench.refuses_an_unknown_name COMMAND limbo_bench --only nonsense)
 set_tests_properties(bench.refuses_an_unknown_name
                      PROPERTIES LABELS bench PASS_REGULAR_EXPRESSION "There is no benchmark")

@@ -59,8 +59,8 @@ int run(int argc, char** argv) {
   // Other programs of this user are left alone.
   const testing::Sandbox sandbox;
   const Machine machine = this_machine();
-  const int status =
-      options->sends ? run_sends(options->count, options->json) : run_budgets(*options, machine);
+  const int status = options->sends ? run_sends(options->count, options->json, options->leak)
+                                    : run_budgets(*options, machine);
   end_sharing();
   return status;
 }

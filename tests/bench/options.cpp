@@ -16,7 +16,7 @@ constexpr char kHelp[] =
     R"(Limbo's benchmarks: what sharing costs, each operation by itself, against its budget.
 
   limbo_bench [--device auto|cuda|simulated] [--only NAME[,NAME...]] [--json FILE] [--quick]
-  limbo_bench sends [--count N] [--device D] [--json FILE]
+  limbo_bench sends [--count N] [--device D] [--json FILE] [--leak descriptors|memory|events]
 
   --device D    a GPU (cuda), a simulated one (simulated), or a GPU where there is one (auto, the
                 default; LIMBO_DEVICE changes it). Times of the simulated device show only that
@@ -26,6 +26,7 @@ constexpr char kHelp[] =
   --quick       small numbers, in seconds: not about the budgets
   sends         sends N messages (default 1,000,000) from one process to another and watches both:
                 memory, file descriptors, mappings and events must stay flat
+  --leak WHAT   lets the receiver leak, to see that it is seen
   --help        this text
 
 The exit status is 0 when everything worked (and stayed flat), 1 when something did not, and 2 for a
@@ -68,6 +69,11 @@ std::uint64_t count_of(const std::string& text) {
   return value;
 }
 
+std::string leak_of(const std::string& text) {
+  if (text == "descriptors" || text == "memory" || text == "events") return text;
+  throw std::invalid_argument("--leak takes descriptors, memory or events, not \"" + text + "\".");
+}
+
 std::string device_of(const std::string& text) {
   if (text == "auto" || text == "cuda" || text == "simulated") return text;
   throw std::invalid_argument("The device is auto, cuda or simulated, not \"" + text + "\".");
@@ -96,7 +102,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
       (option == "sends" ? options.sends : options.quick) = true;
       continue;
     }
-    if (option != "--device" && option != "--only" && option != "--json" && option != "--count") {
+    if (option != "--device" && option != "--only" && option != "--json" && option != "--count" &&
+        option != "--leak") {
       throw std::invalid_argument("There is no option \"" + option + "\"; --help lists them.");
     }
     if (i + 1 == argc) throw std::invalid_argument(option + " lacks its value.");
@@ -105,6 +112,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (option == "--only") options.only = names_of(value);
     if (option == "--json") options.json = value;
     if (option == "--count") options.count = count_of(value);
+    if (option == "--leak") options.leak = leak_of(value);
   }
   return options;
 }

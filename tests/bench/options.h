@@ -15,6 +15,7 @@ struct Options {
   std::string json;               // a file; empty: none
   bool quick = false;
   std::uint64_t count = 1'000'000;  // sends
+  std::string leak;                 // what the receiver of sends is to leak; empty: nothing
 };
 
 // Nothing when help was asked for, and given. Throws std::invalid_argument.

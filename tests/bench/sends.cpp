@@ -1,5 +1,7 @@
 #include "tests/bench/sends.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -33,6 +35,8 @@ constexpr std::size_t kHeld = 64;           // messages that the receiver holds 
 // What is done with some of the messages only: the data is checked, a second stream uses it.
 constexpr std::uint64_t kCheckEvery = 512;
 constexpr std::uint64_t kSecondStreamEvery = 16;
+constexpr std::size_t kLeakedBytes = std::size_t{2} << 20;
+constexpr int kLeakedEvents = 200;
 constexpr std::uint64_t kMostWarmUp = 100'000;  // every claim slot of the receiver has been used
 constexpr std::uint64_t kMoments = 10;          // at which both are looked at, beside the first
 constexpr std::chrono::milliseconds kPatience{120'000};
@@ -46,7 +50,7 @@ std::uint32_t value_of(std::uint64_t number) {
 class Receiver {
  public:
   explicit Receiver(testing::ChildContext& context)
-      : context_(context), second_{0, device().create_stream(0)} {}
+      : context_(context), leak_(context.argument(0)), second_{0, device().create_stream(0)} {}
 
   int serve() {
     context_.send("ready");
@@ -84,7 +88,10 @@ class Receiver {
     }
     if (number != next_++) ++wrong_;
     if (number % kSecondStreamEvery == 0) received.block->record_stream(second_);
-    if (number % kCheckEvery == 0) check(*received.block, number);
+    if (number % kCheckEvery == 0) {
+      check(*received.block, number);
+      leak();
+    }
     held_.push_back(std::move(received.block));
     if (held_.size() > kHeld) held_.pop_front();
   }
@@ -101,6 +108,13 @@ class Receiver {
     }
   }
 
+  // More than the tolerance in a few thousand messages.
+  void leak() {
+    if (leak_ == "descriptors") (void)::dup(STDERR_FILENO);
+    if (leak_ == "memory") leaked_.emplace_back(kLeakedBytes, std::byte{1});
+    for (int i = 0; leak_ == "events" && i < kLeakedEvents; ++i) (void)device().create_event(0);
+  }
+
   void settle() {
     held_.clear();
     stream_.synchronize();
@@ -111,9 +125,11 @@ class Receiver {
   }
 
   testing::ChildContext& context_;
+  const std::string leak_;
   BusyStream stream_;
   const StreamRef second_;
   std::deque<std::unique_ptr<ReceivedBlock>> held_;
+  std::vector<Bytes> leaked_;
   std::uint64_t next_ = 0;
   std::uint64_t checked_ = 0;
   std::uint64_t wrong_ = 0;
@@ -134,7 +150,9 @@ struct Moment {
 
 class Sender {
  public:
-  Sender() : child_("bench_receiver") { child_.expect("ready", kPatience); }
+  explicit Sender(const std::string& leak) : child_("bench_receiver", {leak}) {
+    child_.expect("ready", kPatience);
+  }
 
   void send_until(std::uint64_t count) {
     const auto start = Clock::now();
@@ -249,10 +267,10 @@ std::string json_of(const std::vector<Moment>& moments, bool flat, std::uint64_t
 
 }  // namespace
 
-int run_sends(std::uint64_t count, const std::string& json_path) {
+int run_sends(std::uint64_t count, const std::string& json_path, const std::string& leak) {
   std::printf("%s\n", text_of(this_machine()).c_str());
   std::fflush(stdout);
-  Sender sender;
+  Sender sender(leak);
   const std::uint64_t warm_up = std::min(count / 4, kMostWarmUp);
   sender.send_until(warm_up);
   std::vector<Moment> moments{sender.look()};
