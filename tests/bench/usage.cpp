@@ -23,8 +23,14 @@ std::int64_t resident_kib() {
 }
 
 std::int64_t descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return std::distance(begin(all), end(all)) - 1;  // the iterator's own
+  namespace fs = std::filesystem;
+  std::int64_t count = -1;  // the iterator's own
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string target = fs::read_symlink(entry.path(), error).string();
+    if (!target.starts_with("/dev/nvidia")) ++count;
+  }
+  return count;
 }
 
 std::int64_t mappings() {
