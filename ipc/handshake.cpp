@@ -51,7 +51,11 @@ class Caller {
     hello.life_line_flags = life_line::flags();
     const int descriptors[Hello::kDescriptors] = {life_line};
     LIMBO_FAIL_POINT("connect.before_hello");
-    if (!send_packet(result_.socket.get(), encode(hello), descriptors)) unreachable("send");
+    if (!send_packet(result_.socket.get(), encode(hello), descriptors)) {
+      const std::string cause = std::strerror(errno);
+      check_alive();
+      fail("send: " + cause);
+    }
     LIMBO_FAIL_POINT("connect.after_hello");
     result_.socket.has_said_hello();
     read_answer();
@@ -107,6 +111,12 @@ class Caller {
     result_.pidfd = std::move(listener.pidfd);
   }
 
+  void check_alive() const {
+    if (ends_within(result_.pidfd.get(), kUntilDeathIsSeen)) {
+      exited("it ended during the handshake");
+    }
+  }
+
   void wait_readable() {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until_ - Clock::now());
     pollfd entries[2] = {{result_.socket.get(), POLLIN, 0}, {result_.pidfd.get(), POLLIN, 0}};
@@ -129,7 +139,7 @@ class Caller {
       status = receive_packet(result_.socket.get(), packet);
     }
     if (status == PacketStatus::kClosed) {
-      if (is_readable(result_.pidfd.get())) exited("it ended during the handshake");
+      check_alive();
       fail("it closed the connection");
     }
     MessageHeader header;

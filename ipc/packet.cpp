@@ -108,6 +108,11 @@ PeerIdentity identify_peer(int socket) {
   return peer;
 }
 
+bool ends_within(int pidfd, std::chrono::milliseconds at_most) noexcept {
+  pollfd entry{pidfd, POLLIN, 0};
+  return ::poll(&entry, 1, static_cast<int>(at_most.count())) > 0;
+}
+
 bool is_readable(int fd) noexcept {
   pollfd entry{fd, POLLIN, 0};
   return ::poll(&entry, 1, 0) > 0 && entry.revents != 0;

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -39,6 +40,11 @@ struct PeerIdentity {
 // comes from SO_PEERPIDFD; on kernels before 6.5 from pidfd_open, which a pid that was reused in
 // between can mislead.
 [[nodiscard]] PeerIdentity identify_peer(int socket);
+
+// A dying process's descriptors are closed, and its memory goes, before its pidfd is readable: who
+// meets a closed connection waits so long for the pidfd before it believes that the process lives.
+inline constexpr std::chrono::milliseconds kUntilDeathIsSeen{250};
+[[nodiscard]] bool ends_within(int pidfd, std::chrono::milliseconds at_most) noexcept;
 
 // Whether `fd` is readable, or closed at the other end, now.
 [[nodiscard]] bool is_readable(int fd) noexcept;

@@ -1,7 +1,6 @@
 #include "ipc/producer_link.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <utility>
@@ -84,9 +83,7 @@ bool ProducerLink::producer_has_ended() const noexcept {
 }
 
 bool ProducerLink::producer_ends_within(std::chrono::milliseconds at_most) const noexcept {
-  if (orphaned()) return true;
-  pollfd end{pidfd_.get(), POLLIN, 0};
-  return ::poll(&end, 1, static_cast<int>(at_most.count())) > 0;
+  return orphaned() || ends_within(pidfd_.get(), at_most);
 }
 
 void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {

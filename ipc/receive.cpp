@@ -9,6 +9,7 @@
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
+#include "ipc/packet.h"
 #include "ipc/protocol/mistakes.h"
 
 namespace limbo {
@@ -18,7 +19,6 @@ namespace {
 // stopped just there.
 constexpr std::chrono::milliseconds kClosingPatience{1};
 constexpr std::chrono::milliseconds kPatienceForAClaimSlot{200};
-constexpr std::chrono::milliseconds kUntilDeathIsSeen{250};
 
 // What the ledger says about an export, read once, after the claim stands.
 struct ExportFacts {

@@ -105,7 +105,7 @@ struct Holder {
   std::uint64_t claims = 0;
   std::uint64_t bytes = 0;
   std::uint64_t mapped_pieces = 0;
-  std::uint64_t mapped_bytes = 0;  // of these pieces, held or not
+  std::uint64_t mapped_bytes = 0;             // of these pieces, held or not
   std::chrono::milliseconds oldest_claim{0};  // since it was noted
 };
 

@@ -174,8 +174,14 @@ std::string Peer::device_name() {
 pid_t Peer::fork_idle_child() {
   return static_cast<pid_t>(std::stol(call("fork_idle_child")));
 }
-std::string Peer::use_in_fork_child() {
-  return call("use_in_fork_child");
+std::string Peer::use_in_fork_child(int generations) {
+  return call("use_in_fork_child " + std::to_string(generations));
+}
+pid_t Peer::spawn_idle_program() {
+  return static_cast<pid_t>(std::stol(call("spawn_idle_program")));
+}
+void Peer::cut_connections() {
+  call("cut_connections");
 }
 
 void Peer::leave(int status) {

@@ -92,8 +92,13 @@ class Peer {
 
   // Forks; the child does nothing but wait until it is killed. Returns its pid.
   pid_t fork_idle_child();
-  // Forks, and uses sharing in the child: the code of the error it meets, or "none".
-  [[nodiscard]] std::string use_in_fork_child();
+  // Forks, and uses sharing in the child (2: in a child of that child): the code of the error it
+  // meets, or "none".
+  [[nodiscard]] std::string use_in_fork_child(int generations = 1);
+  // Starts another program that does nothing; its pid.
+  pid_t spawn_idle_program();
+  // Shuts every connection of its channels, at both ends, and goes on.
+  void cut_connections();
 
   void leave(int status);          // std::exit
   void leave_at_once(int status);  // _exit

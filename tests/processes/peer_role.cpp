@@ -1,4 +1,7 @@
 // The child's side of peer.h.
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,9 +21,9 @@
 #include "allocator/options.h"
 #include "ipc/fail_points.h"
 #include "ipc/sharing.h"
-#include "tests/support/peer_balance.h"
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
+#include "tests/support/peer_balance.h"
 #include "tests/support/test_kernels.h"
 
 namespace limbo::testing {
@@ -251,11 +254,60 @@ class PeerRole {
     }
     return std::to_string(child);
   }
-  std::string use_in_fork_child(Words&) {
+  static std::string spawn_idle_program(Words&) {
+    pid_t child = 0;
+    char name[] = "sleep";
+    char time[] = "1000";
+    char* arguments[] = {name, time, nullptr};
+    if (::posix_spawn(&child, "/bin/sleep", nullptr, nullptr, arguments, environ) != 0) {
+      throw std::runtime_error("posix_spawn");
+    }
+    return std::to_string(child);
+  }
+  // As if something between the processes had done it.
+  static std::string cut_connections(Words&) {
+    for (int fd = 3; fd < 1024; ++fd) {
+      // Both ends have the name of the listener on one side.
+      sockaddr_un own{};
+      sockaddr_un other{};
+      socklen_t length = sizeof(own) - 1;
+      if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0) continue;
+      length = sizeof(other) - 1;
+      if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) != 0) continue;
+      if (own.sun_family != AF_UNIX) continue;
+      const std::string names = std::string(own.sun_path) + " " + other.sun_path;
+      if (names.find(".sock") != std::string::npos) ::shutdown(fd, SHUT_RDWR);
+    }
+    return {};
+  }
+  // All blocks: they are released and freed when the process's static objects are destroyed.
+  std::string keep_until_the_end(Words&) {
+    struct Kept {
+      ~Kept() {
+        blocks.clear();
+        for (void* data : allocated) process_allocator().free(data);
+      }
+      std::map<std::string, Named> blocks;
+      std::vector<void*> allocated;
+    };
+    static Kept kept;
+    for (auto& [name, named] : blocks_) {
+      if (!named.received) kept.allocated.push_back(named.data);
+    }
+    kept.blocks = std::move(blocks_);
+    blocks_.clear();
+    return {};
+  }
+  std::string use_in_fork_child(Words& words) {
+    const int generations = next<int>(words);
     int pipe_ends[2];
     if (::pipe(pipe_ends) != 0) throw std::runtime_error("pipe");
     const pid_t child = ::fork();
     if (child == 0) {
+      for (int generation = 1; generation < generations; ++generation) {
+        const pid_t grandchild = ::fork();
+        if (grandchild != 0) ::_exit(::waitpid(grandchild, nullptr, 0) == grandchild ? 0 : 1);
+      }
       std::string met = "none";
       try {
         (void)process_sharing().stats();
@@ -299,6 +351,9 @@ class PeerRole {
       {"driver_calls", [this](Words& w) { return driver_calls(w); }},
       {"fork_idle_child", [this](Words& w) { return fork_idle_child(w); }},
       {"use_in_fork_child", [this](Words& w) { return use_in_fork_child(w); }},
+      {"spawn_idle_program", spawn_idle_program},
+      {"cut_connections", cut_connections},
+      {"keep_until_static_destruction", [this](Words& w) { return keep_until_the_end(w); }},
       {"synchronize",
        [](Words&) {
          device().synchronize_device(kDevice);

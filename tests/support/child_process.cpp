@@ -113,7 +113,8 @@ ChildProcess::ChildProcess(const std::string& role, const std::vector<std::strin
   if (length < 0) throw_errno("readlink /proc/self/exe");
   path[length] = '\0';
   words[0] = path;
-  const int error = posix_spawn(&pid_, path, &actions, nullptr, pointers(words).data(),
+  words.insert(words.begin(), options.wrapper.begin(), options.wrapper.end());
+  const int error = posix_spawn(&pid_, words[0].c_str(), &actions, nullptr, pointers(words).data(),
                                 pointers(variables).data());
   posix_spawn_file_actions_destroy(&actions);
   close(input.read_end);

@@ -84,6 +84,9 @@ class ChildFailed : public std::runtime_error {
 struct ChildOptions {
   // Added to this process's environment, or replacing it; nullopt removes.
   std::vector<std::pair<std::string, std::optional<std::string>>> environment;
+  // A program and its arguments that is started instead, is given the child's command line behind
+  // them, and must become it by exec ("/bin/sh", "-c", "...; exec \"$0\" \"$@\"").
+  std::vector<std::string> wrapper{};
 };
 
 struct ChildEnd {

@@ -1,0 +1,100 @@
+// Connections that end while both processes live, and senders that do not answer.
+#include "tests/processes/sharing_support.h"
+
+namespace limbo::testing {
+namespace {
+
+class ConnectionTest : public SharingTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  Peer& cutter() { return std::string_view(GetParam()) == "sender" ? sender_ : reader_; }
+};
+
+// What is held stays held; who receives again has a new lease; the old one's claims end with it.
+TEST_P(ConnectionTest, OldClaimsStandAndNewOnesGoByANewLease) {
+  sender_.allocate("b", kMiB, 5);
+  reader_.receive("old", sender_.share("b"));
+  reader_.receive("older", sender_.share("b"));
+  cutter().cut_connections();
+  sender_.allocate("c", kMiB, 6);
+  EXPECT_TRUE(eventually([&] {
+    reader_.receive("new", sender_.share("c"));
+    return sender_.stat("leases_connected") == 2;
+  }));
+  EXPECT_TRUE(reader_.holds("old", 5));
+  EXPECT_TRUE(reader_.holds("new", 6));
+  EXPECT_FALSE(reader_.orphaned("old"));
+  sender_.free("b");
+  sender_.free("c");
+  EXPECT_EQ(sender_.stat("leases_quarantined"), 0);
+  EXPECT_GT(sender_.stat("limbo"), 0);
+
+  // The old lease's releases are seen without a connection.
+  EXPECT_TRUE(sender_.becomes("held_claims", 3));
+  reader_.drop("older");
+  EXPECT_TRUE(sender_.becomes("held_claims", 2));
+  EXPECT_TRUE(reader_.holds("old", 5));
+
+  reader_.process().kill();
+  EXPECT_TRUE(sender_.becomes("leases_swept", 2));
+  EXPECT_EQ(sender_.stat("claims_swept"), 2);
+  expect_all_back();
+}
+
+// Cut again and again, with nothing held, nothing gathers at the reader.
+TEST_P(ConnectionTest, CutAgainAndAgainAReaderGathersNothing) {
+  for (int round = 0; round < 5; ++round) {
+    sender_.allocate("b", kMiB, 5);
+    reader_.receive("r", sender_.share("b"));
+    EXPECT_TRUE(reader_.holds("r", 5));
+    sender_.free("b");
+    reader_.drop("r");
+    cutter().cut_connections();
+    EXPECT_TRUE(reader_.becomes("pieces_mapped", 0))
+        << "the cut is seen, and nothing is kept for it";
+    expect_all_back();
+  }
+}
+
+std::string cutter_name(const ::testing::TestParamInfo<const char*>& info) {
+  return info.param;
+}
+
+INSTANTIATE_TEST_SUITE_P(ByEither, ConnectionTest, ::testing::Values("sender", "reader"),
+                         cutter_name);
+
+class SilentSenderTest : public SharingTest {};
+
+TEST_F(SilentSenderTest, AStoppedSenderIsCalledSo) {
+  sender_.allocate("b", kMiB, 1);
+  const std::string message = sender_.share("b");
+  sender_.process().stop();
+  std::string text;
+  try {
+    reader_.receive("r", message);
+  } catch (const PeerError& failure) {
+    text = failure.what();
+  }
+  EXPECT_NE(text.find("no_channel"), std::string::npos) << text;
+  EXPECT_NE(text.find(std::to_string(sender_.process().pid()) + " is stopped"), std::string::npos)
+      << text;
+  sender_.process().resume();
+  // Whom it did not answer has no lease, and may come again.
+  reader_.receive("r", message);
+  EXPECT_EQ(sender_.stat("leases_connected"), 1);
+  EXPECT_TRUE(reader_.holds("r", 1));
+  reader_.drop("r");
+  sender_.free("b");
+  expect_all_back();
+}
+
+TEST_F(SilentSenderTest, ASenderKilledWhileItIsStoppedHasEnded) {
+  sender_.allocate("b", kMiB, 1);
+  const std::string message = sender_.share("b");
+  sender_.process().stop();
+  reader_.send("receive r " + message + " -1");
+  sender_.process().kill();
+  EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "producer_exited");
+}
+
+}  // namespace
+}  // namespace limbo::testing
