@@ -40,6 +40,7 @@ void ImportCache::open(Mapping& mapping) {
   void* base = device_.open_memory(mapping.device_, mapping.piece_.handle);
   mapping.base_.store(base, std::memory_order_release);
   const std::lock_guard lock(mutex_);
+  store_mark(mapping, kMarkMapped | kMarkOpen);
   ++counts_.opens;
   ++counts_.mapped;
 }
@@ -98,16 +99,19 @@ ImportCounts ImportCache::counts() {
 // everything that the producer concludes from it, comes after it.
 void ImportCache::mark(const Mapping& mapping) {
   ++mappings_of_[mapping.piece_.index];
+  store_mark(mapping, kMarkMapped);
+}
+
+void ImportCache::store_mark(const Mapping& mapping, std::uint64_t flags) {
   row_.mapped(mapping.piece_.index)
-      ->store(mapping.piece_.generation << 1 | 1, std::memory_order_release);
+      ->store(mark_word(mapping.piece_.generation, flags), std::memory_order_release);
 }
 
 void ImportCache::unmark(const Mapping& mapping) {
   const auto count = mappings_of_.find(mapping.piece_.index);
   if (--count->second > 0) return;
   mappings_of_.erase(count);
-  row_.mapped(mapping.piece_.index)
-      ->store(mapping.piece_.generation << 1, std::memory_order_release);
+  store_mark(mapping, 0);
 }
 
 }  // namespace limbo

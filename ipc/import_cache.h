@@ -12,6 +12,7 @@
 //   needs the piece meanwhile opens it anew (the driver counts opens) and never waits.
 // - So a piece can have several mappings at a time (one being closed, or one per device). The mark
 //   is cleared when the last of them is gone: the count and the mark change under the table's lock.
+//   Until the newest of them is open, it says OPENING.
 #pragma once
 
 #include <atomic>
@@ -99,6 +100,7 @@ class ImportCache {
   void open(Mapping& mapping);
   void mark(const Mapping& mapping);
   void unmark(const Mapping& mapping);
+  void store_mark(const Mapping& mapping, std::uint64_t flags);
 
   Device& device_;
   const RowView row_;

@@ -68,6 +68,14 @@ constexpr std::uint64_t piece_generation(std::uint64_t word) noexcept {
   return word >> 2;
 }
 
+// A mark in a row: generation << 2 | flags. The mark comes before the open, so it alone does not
+// tell that the mapping is there.
+inline constexpr std::uint64_t kMarkMapped = 1;  // the piece must not go back to the driver
+inline constexpr std::uint64_t kMarkOpen = 2;    // it has been opened
+constexpr std::uint64_t mark_word(std::uint64_t generation, std::uint64_t flags) noexcept {
+  return generation << 2 | flags;
+}
+
 // Which timeline, and the number to wait for. `owner` 0: the producer's; else lease number + 1
 // (forwarded descriptors). `number` 0: nothing to wait for.
 struct TimelinePoint {
@@ -116,7 +124,7 @@ struct RowLayout {
   std::size_t group_dirty_host = 0, group_dirty_gpu = 0;  // one SharedWord per group
   std::size_t claims = 0;                                 // SharedWord each
   std::size_t gpu_end = 0;                                // [0, gpu_end) is what a GPU writes
-  std::size_t mapped = 0;  // one SharedWord per piece: generation << 1 | mapped
+  std::size_t mapped = 0;                                 // one SharedWord per piece: mark_word
   std::size_t total = 0;
 };
 

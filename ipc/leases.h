@@ -70,13 +70,19 @@ class Lease {
 
   // Whether the consumer marks this piece as mapped. The acquire pairs with the mark's release.
   [[nodiscard]] bool maps(std::uint32_t piece, std::uint64_t generation) const noexcept {
-    return view_.mapped(piece)->load(std::memory_order_acquire) == ((generation << 1) | 1);
+    const std::uint64_t word = view_.mapped(piece)->load(std::memory_order_acquire);
+    return (word & ~kMarkOpen) == mark_word(generation, kMarkMapped);
+  }
+  // Whether it has opened it as well.
+  [[nodiscard]] bool has_opened(std::uint32_t piece, std::uint64_t generation) const noexcept {
+    return view_.mapped(piece)->load(std::memory_order_acquire) ==
+           mark_word(generation, kMarkMapped | kMarkOpen);
   }
 
   // Whether it marks any of the first `pieces` pieces, in whatever generation.
   [[nodiscard]] bool maps_anything(std::uint32_t pieces) const noexcept {
     for (std::uint32_t piece = 0; piece < pieces; ++piece) {
-      if ((view_.mapped(piece)->load(std::memory_order_acquire) & 1) != 0) return true;
+      if ((view_.mapped(piece)->load(std::memory_order_acquire) & kMarkMapped) != 0) return true;
     }
     return false;
   }

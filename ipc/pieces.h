@@ -12,8 +12,12 @@
 //
 // | word of a mark (row)   | from       | to         | who      | order                        |
 // |------------------------|------------|------------|----------|------------------------------|
-// | generation, mapped bit | not mapped | MAPPED     | consumer | release, before it opens     |
-// |                        | MAPPED     | not mapped | consumer | release, after it has closed |
+// | generation, mapped and | not mapped | OPENING    | consumer | release, before it opens     |
+// | open bits              | OPENING    | MAPPED     | consumer | release, after it has opened |
+// |                        | either     | not mapped | consumer | release, after it has closed |
+//
+// OPENING keeps the piece as MAPPED does. A producer that ends waits for MAPPED: a first open after
+// its end fails.
 //
 // A consumer marks only while it holds a claim on the piece, so while a pin keeps the piece; hence
 // after the last pin no new mark can come. A death leaves the mark to the sweep.

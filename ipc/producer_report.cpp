@@ -161,7 +161,7 @@ bool Producer::drained() {
       const ExportRecord& record = impl.exports.record(index);
       all_there &=
           protocol::makes(protocol::Mistake::kDrainEndsAtClaimed) ||
-          lease->maps(record.piece_index, impl.pieces.record(record.piece_index).generation);
+          lease->has_opened(record.piece_index, impl.pieces.record(record.piece_index).generation);
       for (const TimelinePoint& point : record.points) all_there &= impl.timelines.reached(point);
     });
     if (!all_there) return false;

@@ -39,7 +39,7 @@ class RowView {
   [[nodiscard]] SharedWord* claim(std::uint32_t slot) const noexcept {
     return words(layout_.claims) + slot;
   }
-  // generation << 1 | mapped
+  // mark_word
   [[nodiscard]] SharedWord* mapped(std::uint32_t piece) const noexcept {
     return words(layout_.mapped) + piece;
   }

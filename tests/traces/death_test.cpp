@@ -111,6 +111,20 @@ TEST_F(DrainEndsAtClaimed, ASenderWaitsUntilWhatIsClaimedIsMapped) {
   EXPECT_TRUE(reader_.holds("r", 5));
 }
 
+// A mark is not a mapping: the mark comes before the open.
+TEST_F(DrainEndsAtClaimed, ASenderWaitsUntilWhatIsMarkedIsOpen) {
+  sender_.allocate("b", kMiB, 5);
+  const std::string message = sender_.share("b");
+  reader_.set_fail_points("receive.after_mark_mapped=delay:700");
+  reader_.send("receive r " + message + " -1");
+  EXPECT_TRUE(sender_.becomes("held_claims", 1));
+  sender_.leave(0);
+  EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "none");
+  EXPECT_TRUE(sender_.process().wait().success());
+  if (::testing::Test::HasFailure()) return;
+  EXPECT_TRUE(reader_.holds("r", 5));
+}
+
 // ---- a sender that stopped between CLOSING and its verdict ------------------------------------------
 
 using ClosingWithoutPatience = SharingTest;

@@ -384,6 +384,8 @@ TEST_F(ProducerLeases, DrainedMeansClaimedMappedAndWritten) {
   EXPECT_FALSE(producer_->drained());  // in flight
   ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
   EXPECT_FALSE(producer_->drained());  // claimed, and its first open would fail
+  consumer.mark_opening(ticket);
+  EXPECT_FALSE(producer_->drained());  // marked, and it would fail still
   consumer.mark_mapped(ticket);
   EXPECT_FALSE(producer_->drained());  // the work before the send has not been done
   gate.store(0, 1);

@@ -85,9 +85,14 @@ class PlayedConsumer {
   protocol::ExportFields fields(const ExportTicket& ticket) {
     return protocol::read_fields(memory_, ExportView(&ledger_.export_row(ticket.export_index)));
   }
+  void mark_opening(const ExportTicket& ticket) {
+    row_.mapped(ticket.piece_index)
+        ->store(mark_word(ticket.piece_generation, kMarkMapped), std::memory_order_release);
+  }
   void mark_mapped(const ExportTicket& ticket, bool mapped = true) {
     row_.mapped(ticket.piece_index)
-        ->store((ticket.piece_generation << 1) | (mapped ? 1 : 0), std::memory_order_release);
+        ->store(mark_word(ticket.piece_generation, mapped ? kMarkMapped | kMarkOpen : 0),
+                std::memory_order_release);
   }
 
   [[nodiscard]] std::uint32_t lease() const { return grant_.lease_number; }
