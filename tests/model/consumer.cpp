@@ -143,8 +143,19 @@ void claim(const Run& run) {
   const std::uint32_t block = run.spec(which).block;
   run.own().truth.stands[run.lease()][slot] = static_cast<std::uint8_t>(which + 1);
   if (run.own().truth.reused[block]) break_rule(run.world, Rule::kReusedWhileHeld, block);
+  if (run.scenario.reads_fields) return run.go(Phase::kAfter2);
   if (run.piece_of(which) != kNoIndex) return run.go(Phase::kMark);
   run.step().stream == kNoIndex ? run.next() : run.go(Phase::kWork);
+}
+
+// Behind the claim that stands: the fields are there.
+void read_fields(const Run& run) {
+  const std::uint32_t which = run.step().what;
+  const Word field = export_field(target_of(run, which).export_index);
+  if (run.memory.load(field, std::memory_order_relaxed) != which + 1) {
+    break_rule(run.world, Rule::kReadTooEarly, which);
+  }
+  run.next();
 }
 
 // ---- releasing -----------------------------------------------------------------------------------
@@ -180,6 +191,31 @@ void release_by_gpu(const Run& run) {
   if (makes(Mistake::kCloseWhileLanding)) let_go_mapping(run, run.step().what);
   slot = kNoIndex;
   run.next();
+}
+
+// Asks the owner, keeps the claim until the answer, and sends the new message on.
+void forward(const Run& run) {
+  const std::uint32_t which = run.step().what;
+  Message& message = run.own().messages[which];
+  switch (run.head().phase) {
+    case Phase::kBegin:
+      if (run.spec(which).current_stream != kNoIndex) advance_timelines(run);
+      return run.go(Phase::kInside);
+    case Phase::kInside:
+      run.memory.await_landed();
+      message.asked = true;
+      message.asker = static_cast<std::uint8_t>(run.lease());
+      message.asked_slot = run.head().slot[run.step().slot];
+      return run.go(Phase::kAfter);
+    case Phase::kAfter:  // the answer comes in time, or not
+      if (run.memory.choose(2) == 0) return run.go(Phase::kAfter2);
+      message.given_up = true;
+      return run.next();
+    default:
+      run.memory.await(message.answer != 0);
+      message.sent = message.answer == 1;
+      return run.next();
+  }
 }
 
 // The device reports that its context is lost: what was enqueued may be written or not, at any time.
@@ -281,7 +317,7 @@ void work(const Run& run) {
     if (message.number[i] == 0) continue;
     enqueue(stream, Queued::Kind::kWait, timeline_word(message.timeline[i]), message.number[i]);
   }
-  enqueue(stream, Queued::Kind::kRead, data_word(run.spec(which).block), 1);
+  enqueue(stream, Queued::Kind::kRead, data_word(run.spec(which).block), run.spec(which).data);
   run.next();
 }
 
@@ -295,6 +331,8 @@ void receive(const Run& run) {
       return take_slot(run);
     case Phase::kInside:
       return claim(run);
+    case Phase::kAfter2:
+      return read_fields(run);
     case Phase::kMark:
       return mark(run);
     case Phase::kOpen:
@@ -328,6 +366,10 @@ void run_consumer(const Run& run) {
       own.messages[step.what].answered |= bit(run.lease());
       return run.next();
     }
+    case Op::kForward:
+      return holds ? forward(run) : run.next();
+    case Op::kWrite:
+      return write_data(run);
     case Op::kLoseContext:
       return run.head().phase == Phase::kInside ? release_lost(run) : lose_context(run);
     case Op::kUnmap:

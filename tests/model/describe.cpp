@@ -57,11 +57,29 @@ std::string value_of(Word word, std::uint32_t value) {
 }
 
 const char* name_of(Op op) {
-  static const char* const kNames[] = {
-      "share",          "free",      "collect",       "look thoroughly", "withdraw",
-      "expire",         "add lease", "sweep",         "take a decline",  "return piece",
-      "exit",           "write",     "await readers", "receive",         "release by host",
-      "release by GPU", "poll",      "decline",       "lose context",    "unmap"};
+  static const char* const kNames[] = {"share",
+                                       "free",
+                                       "collect",
+                                       "look thoroughly",
+                                       "withdraw",
+                                       "expire",
+                                       "add lease",
+                                       "sweep",
+                                       "take a decline",
+                                       "take a forward",
+                                       "take back",
+                                       "return piece",
+                                       "exit",
+                                       "await readers",
+                                       "write",
+                                       "receive",
+                                       "release by host",
+                                       "release by GPU",
+                                       "poll",
+                                       "decline",
+                                       "forward",
+                                       "lose context",
+                                       "unmap"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

@@ -57,7 +57,7 @@ class Exploration {
   bool advance(Frame& frame, World& next, Move& made) {
     while (frame.at < frame.moves.size && !stop_) {
       made = frame.moves.list[frame.at++];
-      next = frame.world;
+      copy_world(next, frame.world, scenario_.threads.size());
       std::uint32_t ways = 1;
       if (!make_move(scenario_, next, made, ways, nullptr)) continue;
       frame.moved = true;
@@ -128,7 +128,7 @@ class Exploration {
     std::size_t depth = 0;
     const auto push = [&](const World& world) {
       if (depth == frames.size()) frames.push_back(std::make_unique<Frame>());
-      frames[depth]->world = world;
+      copy_world(frames[depth]->world, world, scenario_.threads.size());
       open(*frames[depth++]);
     };
     const auto path = [&] {

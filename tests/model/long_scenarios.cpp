@@ -4,15 +4,148 @@
 namespace limbo::model {
 
 std::vector<Scenario> long_scenarios() {
-  return {};
+  constexpr std::uint8_t kProducer = 0;
+  constexpr std::uint8_t kFirst = 1;
+  constexpr std::uint8_t kSecond = 2;
+  constexpr std::uint8_t kThird = 3;
+  return {
+      {.name = "three-promised",
+       .what = "a message for three processes",
+       .threads = {{"owner",
+                    kProducer,
+                    {{Op::kShare}, {Op::kFree}, {Op::kCollect}, {Op::kCollect}}},
+                   {"first", kFirst, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"second", kSecond, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"third", kThird, {{Op::kReceive}, {Op::kReleaseHost}}}},
+       .messages = {{.consumers = 3, .promised = 7}},
+       .connected = 7},
+      {.name = "two-threads-each",
+       .what = "a message for two processes, opened by two threads of each",
+       .threads = {{"owner",
+                    kProducer,
+                    {{Op::kShare}, {Op::kFree}, {Op::kCollect}, {Op::kCollect}}},
+                   {"first", kFirst, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"first again", kFirst, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"second", kSecond, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"second again", kSecond, {{Op::kReceive}, {Op::kReleaseHost}}}},
+       .messages = {{.consumers = 2, .promised = 3}},
+       .slots_per_group = 2,
+       .connected = 3},
+      {.name = "two-groups",
+       .what = "two threads of a process whose slots lie in two groups, one released by a stream",
+       .threads = {{"owner",
+                    kProducer,
+                    {{Op::kShare}, {Op::kFree}, {Op::kCollect}, {Op::kCollect}}},
+                   {"reader", kFirst, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"reader again", kFirst, {{Op::kReceive}, {Op::kReleaseGpu, 0, 0, 0}}}},
+       .messages = {{.promised = 1}},
+       .streams = {kFirst},
+       .groups = 2},
+      {.name = "killed-readers",
+       .what =
+           "two of three readers are killed anywhere; a stream writes until its process is quiet",
+       .threads = {{"owner", kProducer, {{Op::kShare}, {Op::kFree}, {Op::kCollect}}},
+                   {"reaper", kProducer, {{Op::kSweep, 0}}, true},
+                   {"reaper too", kProducer, {{Op::kSweep, 1}}, true},
+                   {"first", kFirst, {{Op::kReceive}, {Op::kReleaseGpu, 0, 0, 0}}},
+                   {"second", kSecond, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"third", kThird, {{Op::kReceive}, {Op::kReleaseHost}}}},
+       .messages = {{.consumers = 3, .promised = 7}},
+       .streams = {kFirst},
+       .connected = 7,
+       .may_die = 1 << kFirst | 1 << kSecond,
+       .deaths = 2,
+       .expires_at_end = true},
+      {.name = "ends-of-a-message",
+       .what = "withdrawn, out of time, opened by two and declined by one, all at once",
+       .threads = {{"owner", kProducer, {{Op::kShare}, {Op::kFree}, {Op::kCollect}}},
+                   {"clock", kProducer, {{Op::kExpire}}},
+                   {"user", kProducer, {{Op::kWithdraw}}},
+                   {"connections", kProducer, {{Op::kTakeDecline}}},
+                   {"first", kFirst, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"second", kSecond, {{Op::kDecline}}}},
+       .messages = {{.consumers = 2, .promised = 3}},
+       .connected = 3},
+      {.name = "many-collectors",
+       .what = "two threads collect, a third looks for the last time; two readers",
+       .threads = {{"owner", kProducer, {{Op::kShare}, {Op::kFree}, {Op::kCollect}}},
+                   {"helper", kProducer, {{Op::kCollect}}},
+                   {"allocator", kProducer, {{Op::kLookThoroughly}}},
+                   {"first", kFirst, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"second", kSecond, {{Op::kReceive}, {Op::kReleaseHost}}}},
+       .messages = {{.consumers = 2, .promised = 3}},
+       .connected = 3},
+      {.name = "two-generations",
+       .what = "two sends in one slot, three readers, a second collector",
+       .threads = {{"owner",
+                    kProducer,
+                    {{Op::kShare, 0},
+                     {Op::kFree, 0},
+                     {Op::kCollect},
+                     {Op::kShare, 1},
+                     {Op::kFree, 1},
+                     {Op::kCollect}}},
+                   {"helper", kProducer, {{Op::kCollect}}},
+                   {"first", kFirst, {{Op::kReceive, 0}, {Op::kReleaseHost, 0}}},
+                   {"second", kSecond, {{Op::kReceive, 1}, {Op::kReleaseHost, 1}}},
+                   {"third", kThird, {{Op::kReceive, 0}, {Op::kReleaseHost, 0}}}},
+       .messages = {{.block = 0, .consumers = 1}, {.block = 1, .promised = 2}},
+       .blocks = 2,
+       .connected = 7,
+       .reads_fields = true},
+      {.name = "forward-and-die",
+       .what = "forwarder and third process are killed anywhere",
+       .threads = {{"owner", kProducer, {{Op::kShare, 0}, {Op::kFree}, {Op::kCollect}}},
+                   {"connections", kProducer, {{Op::kTakeForward}, {Op::kTakeBack, 1}}, true},
+                   {"reaper", kProducer, {{Op::kSweep, 0}}, true},
+                   {"reaper too", kProducer, {{Op::kSweep, 1}}, true},
+                   {"first",
+                    kFirst,
+                    {{Op::kReceive, 0, 0}, {Op::kForward, 1, 0}, {Op::kReleaseGpu, 0, 0, 0}}},
+                   {"second", kSecond, {{Op::kReceive, 1, 0}, {Op::kReleaseHost, 1, 0}}, true}},
+       .messages = {{.promised = 1}, {.promised = 2, .forwards = 0}},
+       .streams = {kFirst},
+       .connected = 3,
+       .may_die = 1 << kFirst | 1 << kSecond,
+       .deaths = 2,
+       .expires_at_end = true},
+      {.name = "pieces-of-two",
+       .what = "two processes map a piece; one of them is killed; it is wanted back",
+       .threads = {{"owner", kProducer, {{Op::kShare, 0}, {Op::kFree, 0}, {Op::kCollect}}},
+                   {"allocator", kProducer, {{Op::kReturnPiece}, {Op::kReturnPiece}}, true},
+                   {"reaper", kProducer, {{Op::kSweep, 0}}, true},
+                   {"first", kFirst, {{Op::kReceive}, {Op::kReleaseGpu, 0, 0, 0}}},
+                   {"first's unmapper", kFirst, {{Op::kUnmap, 0, 1}, {Op::kUnmap}}, true},
+                   {"second", kSecond, {{Op::kReceive}, {Op::kReleaseHost}}},
+                   {"second's unmapper", kSecond, {{Op::kUnmap, 0, 1}, {Op::kUnmap}}, true}},
+       .messages = {{.consumers = 2, .promised = 3}},
+       .streams = {kFirst},
+       .pieces = {0},
+       .connected = 3,
+       .may_die = 1 << kFirst,
+       .deaths = 1,
+       .expires_at_end = true,
+       .returns_at_end = true},
+  };
+}
+
+Scenario finished(Scenario scenario) {
+  for (const Script& script : scenario.threads) {
+    for (const Step& step : script.steps) {
+      scenario.awaits_unpins |= step.op == Op::kLookThoroughly;
+      scenario.lists_change |= step.op == Op::kAddLease;
+    }
+  }
+  return scenario;
 }
 
 const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all = [] {
-    std::vector<Scenario> made = short_scenarios();
+    std::vector<Scenario> made;
+    for (const Scenario& scenario : short_scenarios()) made.push_back(finished(scenario));
     for (Scenario& scenario : long_scenarios()) {
       scenario.in_short_run = false;
-      made.push_back(std::move(scenario));
+      made.push_back(finished(scenario));
     }
     return made;
   }();

@@ -32,12 +32,18 @@ class Memory {
   using Ref = Word;
 
   // `choice`: what choose() returns if it is what this step comes to.
-  Memory(World& world, std::uint32_t thread, std::uint32_t choice, Observer* observer)
-      : world_(world), thread_(world.threads[thread]), choice_(choice), observer_(observer) {}
+  Memory(World& world, std::uint32_t thread, bool is_producers, std::uint32_t choice,
+         Observer* observer)
+      : world_(world),
+        thread_(world.threads[thread]),
+        is_producers_(is_producers),
+        choice_(choice),
+        observer_(observer) {}
 
   std::uint64_t load(Ref word, std::memory_order order) {
     if (word == kNowhere) return 0;
     if (replays()) return next_logged();
+    if (nobody_else_writes(word)) return logged(peek(word));
     if (acted_ || (order == std::memory_order_seq_cst && seq_cst_pending())) stop();
     return acted(see("load", word, peek(word)));
   }
@@ -123,6 +129,9 @@ class Memory {
   }
   std::uint64_t acted(std::uint32_t value) {
     acted_ = true;
+    return logged(value);
+  }
+  std::uint64_t logged(std::uint32_t value) {
     if (thread_.logged == kMaxLog) {
       overflowed_ = true;
       stop();
@@ -154,6 +163,12 @@ class Memory {
     moved_ = true;
   }
 
+  // A load that can be made at any time until the next store, so together with the access before it:
+  // an export that is not FREE is changed by nobody but the thread that holds the collect lock.
+  [[nodiscard]] bool nobody_else_writes(Word word) const noexcept {
+    return is_producers_ && word >= kFirstExport && word < kFirstLease &&
+           protocol::decode_export(world_.words[word]).state != protocol::ExportState::kFree;
+  }
   [[nodiscard]] bool is_pending(Word word) const noexcept {
     for (std::uint32_t i = 0; i < thread_.buffered; ++i) {
       if (thread_.pending[i].word == word) return true;
@@ -169,6 +184,7 @@ class Memory {
 
   World& world_;
   Thread& thread_;
+  const bool is_producers_;
   const std::uint32_t choice_;
   Observer* const observer_;
   std::uint32_t at_ = 0;         // accesses of this run so far

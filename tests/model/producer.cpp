@@ -1,10 +1,8 @@
 // The producer's operations: each takes the collect lock, does its own part, runs a pass where the
 // product runs one, and leaves as the product leaves (ipc/producer_collect.cpp).
-#include <span>
-#include <utility>
-
+#include "ipc/protocol/forward.h"
 #include "ipc/protocol/lock.h"
-#include "tests/model/run.h"
+#include "tests/model/pass.h"
 
 namespace limbo::model {
 namespace {
@@ -16,19 +14,12 @@ using protocol::Mistake;
 
 struct ExportWords {
   std::uint32_t index = 0;
+  bool has_fields = false;
   [[nodiscard]] Word word() const { return export_word(index); }
-  [[nodiscard]] Word field(std::size_t i) const { return i == 0 ? export_field(index) : kNowhere; }
+  [[nodiscard]] Word field(std::size_t i) const {
+    return i == 0 && has_fields ? export_field(index) : kNowhere;
+  }
 };
-
-std::uint32_t lowest(std::uint32_t bits) {
-  std::uint32_t index = 0;
-  while ((bits >> index & 1U) == 0) ++index;
-  return index;
-}
-
-constexpr std::uint8_t bit(std::uint32_t index) {
-  return static_cast<std::uint8_t>(1U << index);
-}
 
 // Blocks that nobody holds or will hold, a bit each.
 std::uint8_t settled(const World& world, const Scenario& scenario) {
@@ -80,7 +71,35 @@ void drain(const Run& run, ModelExports& exports, EndReason reason) {
   }
   exports.clear_in_flight(message.export_index);
   message.ended_early = 1;
+  run.head().note[3] = 1;
   run.go(reason == EndReason::kExpired ? Phase::kNote : Phase::kAbsorb);
+}
+
+bool is_listed(const Run& run, std::uint32_t lease) {
+  return (run.memory.peek(kLeaseList) >> lease & 1U) != 0;
+}
+
+// As ipc/producer_forward.cpp: noted first; then a slot, a pin more, OPEN.
+void forward(const Run& run, ModelExports& exports) {
+  const std::uint32_t which = run.head().note[0];
+  Message& message = run.own().messages[which];
+  const Message& held = run.own().messages[run.spec(which).forwards];
+  run.go(Phase::kUnlock);
+  if (!is_listed(run, message.asker)) return;
+  ModelRow row = run.row_of(message.asker);
+  const auto verdict = protocol::may_forward(run.memory, row, exports, message.asked_slot,
+                                             {held.export_index, held.generation});
+  if (verdict != protocol::ClaimVerdict::kStands) return;
+  const std::uint32_t block = run.spec(which).block;
+  if (run.own().truth.reused[block]) break_rule(run.world, Rule::kForwardedWhatIsFree, block);
+  const std::uint32_t index = exports.reserve(block, run.spec(which).consumers);
+  ++run.own().blocks[block].pins;
+  message.export_index = static_cast<std::uint8_t>(index);
+  message.generation = run.own().producer.exports[index].generation;
+  if (!run.own().blocks[block].owned) exports.let_go(block);
+  protocol::open_export(run.memory, ExportWords{index, run.scenario.reads_fields},
+                        message.generation, {which + 1});
+  run.head().note[3] = 1;
 }
 
 void take_decline(const Run& run, ModelExports& exports) {
@@ -97,10 +116,6 @@ void take_decline(const Run& run, ModelExports& exports) {
   }
   exports.claimed_by(message.export_index, head.note[1]);
   run.go(Phase::kAbsorb);
-}
-
-bool is_listed(const Run& run, std::uint32_t lease) {
-  return (run.memory.peek(kLeaseList) >> lease & 1U) != 0;
 }
 
 // Changes when a row changes.
@@ -151,14 +166,14 @@ void inside(const Run& run, ModelExports& exports) {
     case Op::kExpire:
       return drain(run, exports, EndReason::kExpired);
     case Op::kAddLease: {
-      const std::uint64_t list = run.memory.load(kLeaseList, std::memory_order_relaxed);
+      const std::uint64_t list = run.lease_list();
       run.memory.store(kLeaseList, list | bit(step.what), std::memory_order_release);
       return run.go(makes(Mistake::kLeasesBeforeClosing) ? Phase::kAfter : Phase::kUnlock);
     }
     case Op::kSweep: {
       ModelRow row = run.row_of(step.what);
       protocol::sweep_row(run.memory, row, exports);
-      const std::uint64_t list = run.memory.load(kLeaseList, std::memory_order_relaxed);
+      const std::uint64_t list = run.lease_list();
       run.memory.store(kLeaseList, list & ~std::uint64_t{bit(step.what)},
                        std::memory_order_release);
       run.own().processes[step.what + 1U].swept = true;
@@ -166,6 +181,10 @@ void inside(const Run& run, ModelExports& exports) {
     }
     case Op::kTakeDecline:
       return take_decline(run, exports);
+    case Op::kTakeForward:
+      return forward(run, exports);
+    case Op::kTakeBack:
+      return drain(run, exports, EndReason::kWithdrawn);
     case Op::kReturnPiece:
       return ask_for_piece(run);
     case Op::kExit:
@@ -173,117 +192,6 @@ void inside(const Run& run, ModelExports& exports) {
     default:
       return run.go(Phase::kAbsorb);
   }
-}
-
-// ---- a pass ----------------------------------------------------------------------------------
-
-void absorb(const Run& run, ModelExports& exports, Phase then) {
-  Producer& producer = run.own().producer;
-  if (producer.let_go_chain != 0) {
-    producer.let_go_again = true;
-    return run.go(then);
-  }
-  run.memory.await(true);  // taking the allocator's list
-  for (std::uint32_t block = 0; block < kBlocks; ++block) {
-    if (!run.own().blocks[block].listed) continue;
-    run.own().blocks[block].listed = false;
-    producer.let_go_chain |= bit(block);
-    exports.let_go(block);
-  }
-  run.go(then);
-}
-
-void note(const Run& run, ModelExports& exports) {
-  Thread::Head& head = run.head();
-  while (head.row < kLeases && (run.memory.peek(kLeaseList) >> head.row & 1U) == 0) ++head.row;
-  if (head.row == kLeases) {
-    head.row = 0;
-    head.left = static_cast<std::uint8_t>(exports.candidates());
-    return run.go(Phase::kChoose);
-  }
-  ModelRow row = run.row_of(head.row);
-  protocol::note_row(run.memory, row, exports, std::memory_order_acquire,
-                     head.everything ? Look::kEverything : Look::kChanged);
-  ++head.row;
-}
-
-// A list of rows like the product's, of the leases that are in it when it is read.
-struct RowList {
-  std::array<ModelRow, kLeases> rows;
-  std::array<ModelRow*, kLeases> pointers;
-  std::uint32_t size = 0;
-  [[nodiscard]] ModelRow* const* begin() const { return pointers.data(); }
-  [[nodiscard]] ModelRow* const* end() const { return pointers.data() + size; }
-};
-
-void choose(const Run& run, ModelExports& exports) {
-  run.head().batch = exports.collect_batch(run.head().left);
-  if (run.head().batch != 0) return run.go(Phase::kClose);
-  run.go(run.step().op == Op::kExit ? Phase::kInside : Phase::kUnlock);
-}
-
-void close(const Run& run, ModelExports& exports) {
-  std::array<std::uint32_t, kExports> batch{};
-  std::uint32_t count = 0;
-  for (std::uint32_t index = 0; index < kExports; ++index) {
-    if ((run.head().batch >> index & 1U) != 0) batch[count++] = index;
-  }
-  RowList list;
-  protocol::close_batch(run.memory, exports, std::span(batch.data(), count),
-                        [&]() -> const RowList& {
-                          const auto bits = run.memory.load(kLeaseList, std::memory_order_relaxed);
-                          list.size = 0;
-                          for (std::uint32_t lease = 0; lease < kLeases; ++lease) {
-                            if ((bits >> lease & 1U) == 0) continue;
-                            list.rows[list.size] = run.row_of(lease);
-                            list.pointers[list.size] = &list.rows[list.size];
-                            ++list.size;
-                          }
-                          return list;
-                        });
-  run.go(Phase::kChoose);
-}
-
-// ---- leaving -----------------------------------------------------------------------------------
-
-void unlock(const Run& run) {
-  Producer& producer = run.own().producer;
-  Thread::Head& head = run.head();
-  const bool keeps_unpins = run.step().op == Op::kAddLease;
-  const std::uint8_t over = keeps_unpins ? 0 : std::exchange(producer.over, 0);
-  const std::uint8_t let_go = keeps_unpins ? 0 : std::exchange(producer.let_go_chain, 0);
-  const bool look_again = !keeps_unpins && std::exchange(producer.let_go_again, false);
-  const bool any = over != 0 || let_go != 0;
-  if (any) run.memory.fetch_add(kUnpinsPending, 1, std::memory_order_relaxed);
-  if (protocol::unlock_or_again(run.memory, kLockWord)) {
-    head.over = over;
-    head.let_go = let_go;
-    head.note[2] = look_again ? 1 : 0;
-    head.everything = false;
-    return run.go(any ? Phase::kUnpin : Phase::kAfter);
-  }
-  if (any) run.memory.fetch_add(kUnpinsPending, ~std::uint64_t{0}, std::memory_order_relaxed);
-  producer.over |= over;
-  producer.let_go_chain |= let_go;
-  producer.let_go_again |= look_again;
-  head.everything = false;
-  run.go(Phase::kAbsorb);
-}
-
-void unpin_one(const Run& run) {
-  Thread::Head& head = run.head();
-  run.memory.await(true);
-  if (head.over != 0) {
-    Record& record = run.own().producer.exports[lowest(head.over)];
-    head.over = static_cast<std::uint8_t>(head.over & (head.over - 1));
-    unpin(run.scenario, run.world, record.block);
-    record.to_unpin = false;
-  } else {
-    const std::uint32_t block = lowest(head.let_go);
-    head.let_go = static_cast<std::uint8_t>(head.let_go & (head.let_go - 1));
-    unpin(run.scenario, run.world, block);
-  }
-  if (head.over == 0 && head.let_go == 0) run.go(Phase::kUnpinned);
 }
 
 // ---- beginnings and ends, by operation -----------------------------------------------------------
@@ -329,6 +237,17 @@ void begin(const Run& run) {
       run.memory.await(process.quiet || (makes(Mistake::kNoLifeline) && process.gone));
       return run.go(Phase::kLock);
     }
+    case Op::kTakeForward: {
+      std::uint32_t which = 0;
+      while (which < kMessages && !own.messages[which].asked) ++which;
+      run.memory.await(which < kMessages);
+      own.messages[which].asked = false;
+      head.note[0] = static_cast<std::uint8_t>(which);
+      return run.go(Phase::kLock);
+    }
+    case Op::kTakeBack:
+      run.memory.await(own.messages[step.what].given_up && own.messages[step.what].answer == 1);
+      return run.go(Phase::kLock);
     case Op::kReturnPiece: {
       bool unused = !own.pieces[step.what].returned;
       for (std::uint32_t block = 0; block < run.scenario.blocks; ++block) {
@@ -343,14 +262,7 @@ void begin(const Run& run) {
       head.note[1] = rows_sum(run.world);
       return run.go(Phase::kLock);
     case Op::kWrite:
-      if (head.phase == Phase::kBegin && step.stream == kNoIndex) {
-        head.note[0] = static_cast<std::uint8_t>(run.memory.choose(2));
-      } else {
-        head.note[0] = step.stream;
-        run.memory.await(true);
-      }
-      enqueue(own.streams[head.note[0]], Queued::Kind::kWrite, data_word(step.what), 1);
-      return run.next();
+      return write_data(run);
     case Op::kAwaitReaders:
       run.memory.await(settled(run.world, run.scenario) != 0);
       return run.next();
@@ -367,25 +279,9 @@ void begin(const Run& run) {
       return run.go(Phase::kLock);
     }
     default:
-      run.memory.await(own.messages[step.what].sent);
+      run.memory.await(own.messages[step.what].sent || own.messages[step.what].answer == 1);
       return run.go(Phase::kLock);
   }
-}
-
-// A number of its own for each stream: taken and enqueued under the timeline's lock, so in one step.
-void advance_timelines(const Run& run, const MessageSpec& spec) {
-  Message& message = run.own().messages[run.step().what];
-  run.memory.await_landed();
-  const auto advance = [&](std::size_t point, std::uint8_t stream) {
-    const std::uint8_t timeline = makes(Mistake::kSharedTimeline) ? 0 : stream;
-    message.timeline[point] = timeline;
-    message.number[point] = ++run.own().taken[timeline];
-    enqueue(run.own().streams[stream], Queued::Kind::kWrite, timeline_word(timeline),
-            message.number[point]);
-  };
-  if (makes(Mistake::kHomeStreamOnly)) return advance(0, spec.home_stream);
-  advance(0, spec.current_stream);
-  if (spec.home_stream != spec.current_stream) advance(1, spec.home_stream);
 }
 
 // The piece goes back, if nobody has it mapped.
@@ -411,10 +307,12 @@ void after(const Run& run) {
     case Op::kShare: {
       const MessageSpec& spec = run.spec(step.what);
       if (spec.current_stream != kNoIndex && own.messages[step.what].number[0] == 0) {
-        return advance_timelines(run, spec);
+        return advance_timelines(run);
       }
       const Message& message = own.messages[step.what];
-      protocol::open_export(run.memory, ExportWords{message.export_index}, message.generation, {1});
+      protocol::open_export(run.memory,
+                            ExportWords{message.export_index, run.scenario.reads_fields},
+                            message.generation, {std::uint64_t{step.what} + 1});
       return run.go(Phase::kAfter2);
     }
     case Op::kAddLease:
@@ -429,10 +327,15 @@ void after(const Run& run) {
         }
       }
       return run.next();
+    case Op::kTakeForward:
+      run.memory.await_landed();
+      own.messages[run.head().note[0]].answer = run.head().note[3] != 0 ? 1 : 2;
+      return run.next();
+    case Op::kTakeBack:
     case Op::kWithdraw:
     case Op::kExpire: {
       Message& message = own.messages[step.what];
-      if (message.ended_early != 0) message.ended_early = 2;
+      if (run.head().note[3] != 0) message.ended_early = 2;
       return run.next();
     }
     case Op::kReturnPiece:
@@ -475,7 +378,7 @@ void run_producer(const Run& run) {
     case Phase::kUnpin:
       return unpin_one(run);
     case Phase::kUnpinned:
-      run.memory.fetch_add(kUnpinsPending, ~std::uint64_t{0}, std::memory_order_release);
+      run.memory.fetch_add(run.unpins_pending(), ~std::uint64_t{0}, std::memory_order_release);
       return run.go(run.head().note[2] != 0 ? Phase::kLookAgain : Phase::kAfter);
     case Phase::kLookAgain:
       run.head().note[2] = 0;

@@ -42,7 +42,7 @@ bool run_segments(const Run& run, World::Private& before, Thread::Head& head_bef
 
 bool step_thread(const Scenario& scenario, World& world, std::uint32_t thread, std::uint32_t choice,
                  std::uint32_t& ways, Observer* observer) {
-  Memory memory(world, thread, choice, observer);
+  Memory memory(world, thread, scenario.threads[thread].process == 0, choice, observer);
   World::Private before;
   Thread::Head head_before;
   const bool moved = run_segments({scenario, world, thread, memory}, before, head_before);
@@ -66,6 +66,40 @@ void unpin(const Scenario& scenario, World& world, std::uint32_t index) {
       }
     }
   }
+}
+
+void advance_timelines(const Run& run) {
+  const MessageSpec& spec = run.spec(run.step().what);
+  Message& message = run.own().messages[run.step().what];
+  run.memory.await_landed();
+  const auto advance = [&](std::size_t point, std::uint8_t stream) {
+    const bool shared = protocol::makes(protocol::Mistake::kSharedTimeline);
+    message.timeline[point] = shared ? 0 : stream;
+    message.number[point] = ++run.own().taken[message.timeline[point]];
+    enqueue(run.own().streams[stream], Queued::Kind::kWrite, timeline_word(message.timeline[point]),
+            message.number[point]);
+  };
+  if (spec.forwards != kNoIndex && protocol::makes(protocol::Mistake::kForwardWithoutOwnPoints)) {
+    message.timeline = run.own().messages[spec.forwards].timeline;
+    message.number = run.own().messages[spec.forwards].number;
+    return;
+  }
+  if (protocol::makes(protocol::Mistake::kHomeStreamOnly)) return advance(0, spec.home_stream);
+  advance(0, spec.current_stream);
+  if (spec.home_stream != spec.current_stream) advance(1, spec.home_stream);
+}
+
+void write_data(const Run& run) {
+  const Step& step = run.step();
+  std::uint32_t stream = step.stream;
+  if (stream == kNoIndex) {
+    stream = run.memory.choose(2);
+  } else {
+    run.memory.await_landed();
+  }
+  enqueue(run.own().streams[stream], Queued::Kind::kWrite, data_word(step.what),
+          step.slot == 0 ? 1 : step.slot);
+  run.next();
 }
 
 void enqueue(Stream& stream, Queued::Kind kind, Word word, std::uint64_t value) {

@@ -23,6 +23,17 @@ struct Run {
     return scenario.messages[message];
   }
 
+  // Words that are left out where nobody would look.
+  [[nodiscard]] Word unpins_pending() const {
+    return scenario.awaits_unpins ? kUnpinsPending : kNowhere;
+  }
+  // The list of leases is read under the lock, under which it is changed: so reading it is no step,
+  // but where a scenario changes it.
+  [[nodiscard]] std::uint64_t lease_list() const {
+    if (!scenario.lists_change) return memory.peek(kLeaseList);
+    return memory.load(kLeaseList, std::memory_order_relaxed);
+  }
+
   // The piece of a message's block; kNoIndex where mappings do not matter.
   [[nodiscard]] std::uint32_t piece_of(std::uint32_t message) const {
     return scenario.pieces.empty() ? kNoIndex : scenario.pieces[spec(message).block];
@@ -43,6 +54,13 @@ void run_consumer(const Run& run);
 
 // How the allocator's steps change a block.
 void unpin(const Scenario& scenario, World& world, std::uint32_t block);
+
+// A number of its own for each stream of the message's sender: taken and enqueued under the
+// timeline's lock, so in one step.
+void advance_timelines(const Run& run);
+
+// The work that fills a block: one step.
+void write_data(const Run& run);
 
 // Puts one entry on a stream.
 void enqueue(Stream& stream, Queued::Kind kind, Word word, std::uint64_t value);

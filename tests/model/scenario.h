@@ -82,16 +82,20 @@ enum class Op : std::uint8_t {
   kAddLease,        // lease
   kSweep,           // lease, once its consumer is quiet
   kTakeDecline,     // a decline that has come
+  kTakeForward,     // a request to forward that has come
+  kTakeBack,        // a forward that its asker gave up
   kReturnPiece,     // piece: asked of the consumers, and returned if none maps it
   kExit,            // waits until what was sent is mapped, and ends
-  kWrite,           // block, stream: the work that makes the data; kNoIndex: one of the first two
   kAwaitReaders,    // until nobody holds anything
+  // either
+  kWrite,  // block, value (0: 1), stream that writes it (kNoIndex: one of the first two)
   // a consumer
   kReceive,      // message, register
   kReleaseHost,  // message, register
   kReleaseGpu,   // message, register, stream
   kPoll,         // strikes off what has landed
   kDecline,      // message
+  kForward,      // the new message, register of the old one's claim
   kLoseContext,  // of its GPU: what has not landed is released by the host
   kUnmap,        // piece: closes what its owner wants back; slot 1: what is idle
 };
@@ -117,6 +121,8 @@ struct MessageSpec {
   // The stream that the sender works on, and the block's own, if the send is to be ordered.
   std::uint8_t current_stream = kNoIndex;
   std::uint8_t home_stream = kNoIndex;
+  std::uint8_t forwards = kNoIndex;  // the message that is sent on; the streams are its receiver's
+  std::uint8_t data = 1;             // what its readers must find
 };
 
 struct Scenario {
@@ -137,8 +143,14 @@ struct Scenario {
   bool expires_at_end = false;
   bool returns_at_end = false;  // all pieces
   bool in_short_run = true;
+  bool reads_fields = false;  // what lies beside an export's word, behind a claim that stands
+  // By what the scripts do (finished): words that nobody would look at are left out.
+  bool awaits_unpins = false;
+  bool lists_change = false;
   std::vector<protocol::Mistake> finds = {};
 };
+
+[[nodiscard]] Scenario finished(Scenario scenario);
 
 // All of them.
 const std::vector<Scenario>& scenarios();

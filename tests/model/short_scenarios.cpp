@@ -65,7 +65,8 @@ std::vector<Scenario> claims() {
        .messages = {{.block = 0, .promised = 1}, {.block = 1, .promised = 2}},
        .slots_per_group = 2,
        .blocks = 2,
-       .connected = 3},
+       .connected = 3,
+       .reads_fields = true},
       {.name = "lease-enters",
        .what = "a process connects and opens while others are being closed",
        .threads = {{"owner",
@@ -225,6 +226,46 @@ std::vector<Scenario> streams() {
   };
 }
 
+// ---- forwarding ------------------------------------------------------------------------------
+
+std::vector<Scenario> forwards() {
+  return {
+      {.name = "forward",
+       .what = "a holder writes, and sends on; the third process reads what it has written",
+       .threads =
+           {{"owner", kProducer, {{Op::kWrite, 0, 0, 0}, {Op::kShare, 0}, {Op::kFree}}},
+            {"connections", kProducer, {{Op::kTakeForward}, {Op::kTakeBack, 1}}, true},
+            {"first",
+             kFirst,
+             {{Op::kReceive, 0, 0, 1},
+              {Op::kWrite, 0, 2, 1},
+              {Op::kForward, 1, 0},
+              {Op::kReleaseGpu, 0, 0, 1}}},
+            {"second", kSecond, {{Op::kReceive, 1, 0, 2}, {Op::kReleaseGpu, 1, 0, 2}}, true}},
+       .messages =
+           {{.promised = 1, .current_stream = 0, .home_stream = 0},
+            {.promised = 2, .current_stream = 1, .home_stream = 1, .forwards = 0, .data = 2}},
+       .streams = {kProducer, kFirst, kSecond},
+       .connected = 3,
+       .finds = {Mistake::kForwardWithoutOwnPoints}},
+      {.name = "forward-late",
+       .what = "the asker gives up, lets go or dies, and is swept, before the owner gets to it",
+       .threads = {{"owner", kProducer, {{Op::kShare, 0}, {Op::kFree}, {Op::kCollect}}},
+                   {"connections", kProducer, {{Op::kTakeForward}, {Op::kTakeBack, 1}}, true},
+                   {"reaper", kProducer, {{Op::kSweep, 0}}, true},
+                   {"first",
+                    kFirst,
+                    {{Op::kReceive, 0, 0}, {Op::kForward, 1, 0}, {Op::kReleaseHost, 0, 0}}},
+                   {"second", kSecond, {{Op::kReceive, 1, 0}, {Op::kReleaseHost, 1, 0}}, true}},
+       .messages = {{.promised = 1}, {.promised = 2, .forwards = 0}},
+       .connected = 3,
+       .may_die = 1 << kFirst,
+       .deaths = 1,
+       .expires_at_end = true,
+       .finds = {Mistake::kForwardWithoutNote}},
+  };
+}
+
 // ---- the collect lock ------------------------------------------------------------------------
 
 std::vector<Scenario> locks() {
@@ -286,7 +327,7 @@ std::vector<Scenario> pieces() {
 
 std::vector<Scenario> short_scenarios() {
   std::vector<Scenario> all;
-  for (auto* part : {claims, ends, streams, locks, pieces}) {
+  for (auto* part : {claims, ends, streams, forwards, locks, pieces}) {
     for (Scenario& scenario : part()) all.push_back(std::move(scenario));
   }
   return all;

@@ -8,7 +8,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "ipc/protocol/note.h"
@@ -223,9 +225,13 @@ struct Message {
   bool sent;
   std::uint8_t export_index;
   std::uint8_t generation;
-  std::uint8_t answered;  // a bit for each consumer that has opened or declined it
-  std::uint8_t declined;  // a bit for each consumer whose decline is under way
-  std::uint8_t asked;     // a bit for each consumer whose request to forward is under way
+  std::uint8_t answered;                 // a bit for each consumer that has opened or declined it
+  std::uint8_t declined;                 // a bit for each consumer whose decline is under way
+  bool asked;                            // for a forward: the request is under way
+  std::uint8_t asker;                    // its lease
+  std::uint8_t asked_slot;               // and the claim that it holds
+  std::uint8_t answer;                   // 0: none yet, 1: made, 2: refused
+  bool given_up;                         // the answer did not come in time
   std::array<std::uint8_t, 2> timeline;  // to wait for
   std::array<std::uint8_t, 2> number;    // 0: nothing
   std::uint8_t ended_early;              // withdrawn, or out of time: 1 under way, 2 done
@@ -250,7 +256,6 @@ struct Truth {
 
 struct World {
   std::array<std::uint32_t, kWords> words;
-  std::array<Thread, kThreads> threads;
   struct Private {
     Producer producer;
     std::array<Stream, kStreams> streams;
@@ -264,8 +269,14 @@ struct World {
     std::uint8_t deaths_left;
     std::array<std::uint8_t, 6> fill;
   } own;
+  std::array<Thread, kThreads> threads;  // last: those that a scenario does not have are not copied
 };
 static_assert(std::is_trivially_copyable_v<World>);
+
+inline void copy_world(World& to, const World& from, std::size_t threads) noexcept {
+  std::memcpy(static_cast<void*>(&to), &from, offsetof(World, threads) + threads * sizeof(Thread));
+}
+
 // States are told apart by their bytes, so there may be none that mean nothing.
 static_assert(std::has_unique_object_representations_v<World::Private>);
 static_assert(std::has_unique_object_representations_v<Thread::Head>);
