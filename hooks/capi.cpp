@@ -158,6 +158,15 @@ const char* limbo_stats_json(void) {
   return text_of(kept, limbo::stats_json);
 }
 
+int limbo_reap(int force, int64_t* leases, int64_t* claims) {
+  return code_of([&] {
+    limbo::Reaped reaped;
+    if (limbo::in_use()) reaped = limbo::sharing_in_use().reap(force != 0);
+    if (leases != nullptr) *leases = static_cast<int64_t>(reaped.leases);
+    if (claims != nullptr) *claims = static_cast<int64_t>(reaped.claims);
+  });
+}
+
 int limbo_drain(int64_t at_most_ms, int* drained) {
   return code_of([&] {
     if (at_most_ms < 0) {

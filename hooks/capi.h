@@ -90,6 +90,12 @@ LIMBO_C_API const char* limbo_holders_json(void);
 //  "held_for_readers_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"}, ...]}
 LIMBO_C_API const char* limbo_stats_json(void);
 
+// Looks at every consumer now and takes back what the dead held whose GPU work has ended (which
+// happens by itself a moment later); with `force` 1 also from those in quarantine: the caller vouches
+// that none of their GPU work runs any more. How many consumers are done with goes to `*leases`, how
+// many claims they had to `*claims` (either may be null). Waits for the background threads.
+LIMBO_C_API int limbo_reap(int force, int64_t* leases, int64_t* claims);
+
 // Waits, at most `at_most_ms`, until nothing is in flight and every holder has mapped what it
 // holds. `*drained` (may be null) becomes 1 when that was reached, else 0. For the end of a process
 // that does not run `atexit` (children of multiprocessing); does nothing where nothing was shared.

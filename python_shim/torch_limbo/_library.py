@@ -162,6 +162,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "limbo_incarnation": (text, []),
         "limbo_holders_json": (text, []),
         "limbo_stats_json": (text, []),
+        "limbo_reap": (number, [number, ctypes.POINTER(number64), ctypes.POINTER(number64)]),
         "limbo_drain": (number, [number64, ctypes.POINTER(number)]),
     }
     for name, (result, arguments) in signatures.items():

@@ -7,6 +7,7 @@ text says so. In a child that was forked after its parent had used the GPU they 
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import multiprocessing.util
 from dataclasses import dataclass
@@ -37,6 +38,16 @@ class Holder:
     """Of these segments, which cannot be returned meanwhile, whether it uses them or not."""
     oldest_claim_ms: int
     """How long ago its oldest claim was noted, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What `reap` has taken back."""
+
+    processes: int
+    """Receivers that have ended and are done with."""
+    claims: int
+    """How many messages they had open."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +205,22 @@ def collect() -> bool:
     _library.load()
     with limbo_errors():
         return bool(torch.ops.limbo.collect())
+
+
+def reap(force: bool = False) -> Reaped:
+    """Take back what receivers held that have ended. Not needed in ordinary programs.
+
+    Memory of a receiver that has ended comes back by itself as soon as its GPU work is known to
+    have ended; until then `holders` lists it as "quarantine" and says what it waits for. ``force``
+    does not wait: you vouch that none of its GPU work runs any more (where it does, it will write
+    into memory that is used again). It is the only way, besides this process's end, where that can
+    never be known: the receiver had started CUDA, and a child with it, before it loaded Limbo.
+    Receivers that live are never touched.
+    """
+    leases, claims = ctypes.c_int64(), ctypes.c_int64()
+    library = _library.load()
+    _library.check(library.limbo_reap(int(force), ctypes.byref(leases), ctypes.byref(claims)))
+    return Reaped(leases.value, claims.value)
 
 
 def holders() -> list[Holder]:

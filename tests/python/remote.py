@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from typing import Any
 
 import sim
@@ -135,6 +136,15 @@ def uses() -> tuple[int, int]:
         lines = [line.split() for line in status]
     resident = sum(int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssShmem:"))
     return len(os.listdir("/proc/self/fd")), resident
+
+
+def fork_idle_child() -> int:
+    """A fork child that does nothing; its pid."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    return child
 
 
 def leave_at_once(count: int) -> None:

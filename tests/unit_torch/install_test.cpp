@@ -228,6 +228,11 @@ TEST(CFunctions, ErrorsCarryCodeAndText) {
   EXPECT_EQ(limbo_drain(-1, nullptr), static_cast<int>(ErrorCode::kBadArgument));
   int drained = 0;
   EXPECT_EQ(limbo_drain(0, &drained), 0);
+  int64_t leases = -1;
+  int64_t claims = -1;
+  EXPECT_EQ(limbo_reap(1, &leases, &claims), 0);
+  EXPECT_EQ(leases + claims, 0);
+  EXPECT_EQ(limbo_reap(0, nullptr, nullptr), 0);
   EXPECT_EQ(drained, 1);
   EXPECT_NE(std::string(limbo_options_json()).find("\"exit_drain_ms\""), std::string::npos);
   EXPECT_STREQ(limbo_torch_built_for(), "2.11");

@@ -44,6 +44,22 @@ def test_a_killed_consumer_whose_child_keeps_the_gpu_open() -> None:
     check_canary(result)
 
 
+def test_a_killed_producer_whose_work_was_waited_for() -> None:
+    result = run_script("killed_producer.py")
+    assert result["waiting"], "nothing was waiting when the producer was killed"
+    assert result["wrong"] == [0, 0], "a finished send has not the values that were sent"
+    assert result["orphaned"] == [True, True]
+    assert result["exit"] == -9
+    assert result["statistics"]["pieces_mapped"] <= 2
+
+
+def test_the_last_messages_of_children_that_end_at_once() -> None:
+    result = run_script("last_message.py")
+    assert result["values"] == [0.0, 1.0, 2.0, 3.0]
+    assert result["exits"] == [0, 0, 0, 0]
+    assert result["descriptors"][1] <= result["descriptors"][0]
+
+
 def test_sizes_of_received_tensors() -> None:
     answer = run_script("resize.py")
     assert answer["intact"]

@@ -1,4 +1,4 @@
-"""A consumer is killed while a 2 s kernel of its own writes the block that it was lent.
+"""A consumer is killed while a kernel of seconds of its own writes the block that it was lent.
 
 With "--child" the consumer has a fork child that outlives it: the child holds the driver's files,
 the dead consumer's kernel may go on, and the block must stay in limbo until the child has ended.
@@ -19,6 +19,7 @@ from common import limbo_blocks, memory_use, note, report, wait_for_empty_limbo,
 WORDS = 16 * 1024 * 1024  # 64 MiB of int32
 CANARY = 0x5EED5EED
 KERNEL_SECONDS = 2.0
+KERNEL_SECONDS_WITH_CHILD = 5.0  # so that it still runs when the child ends
 
 
 def consume(queue: Any, pipe: Any, with_child: bool) -> None:
@@ -34,7 +35,7 @@ def consume(queue: Any, pipe: Any, with_child: bool) -> None:
         if child == 0:
             time.sleep(60)  # is killed long before
             os._exit(0)
-    write_for(tensor, KERNEL_SECONDS)
+    write_for(tensor, KERNEL_SECONDS_WITH_CHILD if with_child else KERNEL_SECONDS)
     pipe.send((time.monotonic(), child))
     time.sleep(60)  # is killed here
     print(tensor.shape)
@@ -93,7 +94,8 @@ def main() -> int:
     canary.fill_(CANARY)
     torch.cuda.synchronize()
     spoiled = 0
-    watched_until = max(launched + KERNEL_SECONDS, time.monotonic()) + 0.7
+    kernel_seconds = KERNEL_SECONDS_WITH_CHILD if with_child else KERNEL_SECONDS
+    watched_until = max(launched + kernel_seconds, time.monotonic()) + 0.7
     looks = 0
     while time.monotonic() < watched_until:
         spoiled = max(spoiled, int((canary != CANARY).sum()))
