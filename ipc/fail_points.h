@@ -63,6 +63,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"peer.after_gone"},
     {"peer.after_quiet"},
     {"reap.before_look"},
+    {"declined.after_count"},
     // the producer's share and drain
     {"share.after_pin", true},
     {"share.after_reserve", true},
@@ -70,11 +71,14 @@ inline constexpr FailPointName kFailPoints[] = {
     {"share.after_open"},
     {"drain.after_draining"},
     {"own.after_pin"},
+    {"exit.before_drain"},
+    {"exit.after_drain"},
     // the producer's collect
     {"close.before_closing"},
     {"close.after_closing"},
     {"close.before_verdict"},
     {"close.after_verdict"},
+    {"note.before_free"},
     {"collect.after_note"},
     {"collect.before_unlock"},
     {"collect.before_unpin"},

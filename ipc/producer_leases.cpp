@@ -106,6 +106,7 @@ void Producer::decline(std::uint32_t lease_number, std::uint32_t export_index,
   if (lease == nullptr || !protocol::names_an_export(protocol::g_memory, impl.exports, word))
     return;
   impl.exports.declined(export_index, *lease);
+  LIMBO_FAIL_POINT("declined.after_count");
   impl.run_pass(Look::kChanged);
 }
 

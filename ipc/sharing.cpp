@@ -8,6 +8,7 @@
 #include "allocator/options.h"
 #include "ipc/channel.h"
 #include "ipc/descriptor.h"
+#include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
 #include "ipc/ledger_options.h"
 #include "ipc/life_line.h"
@@ -272,7 +273,9 @@ Incarnation SharingService::incarnation() {
 void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
   try {
     if (Lending* lend = lending_.load(std::memory_order_acquire)) {
+      LIMBO_FAIL_POINT("exit.before_drain");
       (void)drain(drain_at_most);
+      LIMBO_FAIL_POINT("exit.after_drain");
       lend->channel.remove_socket();
     }
   } catch (const std::exception&) {

@@ -23,6 +23,7 @@
 
 #include <cstdint>
 
+#include "ipc/fail_points.h"
 #include "ipc/protocol/claim.h"
 
 namespace limbo::protocol {
@@ -61,6 +62,7 @@ void note_slot(Memory& memory, Row& row, Exports& exports, std::uint32_t slot) {
     if (word != ClaimWord{noted.generation, noted.export_index, ClaimState::kReleased}) return;
     mirror = 0;
     exports.held_less(noted.export_index, row, slot);
+    LIMBO_FAIL_POINT("note.before_free");
     memory.store(row.claim(slot), 0, std::memory_order_release);
     return;
   }

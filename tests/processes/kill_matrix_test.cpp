@@ -99,9 +99,11 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     if (!taken_back.empty()) attempt([&] { sender_.withdraw(taken_back); });
     open(reader_, "w", taken_back);
 
-    // a third process gives its first connection up, and dies holding a block
+    // a third process gives its first connection up, declines, and dies holding a block
     Peer third;
     attempt([&] { third.set_fail_points("connect.after_welcome=error"); });
+    open(third, "v", send("c"));
+    attempt([&] { third.set_fail_points("receive.before_slot=error"); });
     open(third, "v", send("c"));
     attempt([&] { third.set_fail_points(""); });
     open(third, "v", send("c"));
@@ -112,6 +114,10 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
 
     // the sender dies while the reader holds a block
     open(reader_, "last", send("c"));
+    if (point().starts_with("exit.")) {
+      attempt([&] { sender_.leave(0); });
+      (void)eventually([&] { return dead(sender_); });
+    }
     if (kills_reader() && !dead(reader_)) {
       sender_.process().kill();
       (void)eventually([&] {

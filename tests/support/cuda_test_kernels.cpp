@@ -35,6 +35,12 @@ extern "C" __global__ void count_different(const volatile u32* data, u32 value, 
 
 #ifdef LIMBO_HAVE_CUDA
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -108,12 +114,29 @@ class CudaTestKernels final : public TestKernels {
     return "sm_" + std::to_string(major) + std::to_string(minor);
   }
 
+  // Compiling takes longer than all else that a process needs to start: programs with many processes
+  // name a folder of theirs where the first leaves it to the others.
+  static std::string cubin_for(const std::string& architecture) {
+    const char* folder = std::getenv("LIMBO_TEST_KERNELS");
+    if (folder == nullptr) return compile_cubin(kCudaTestKernelSource, architecture);
+    const std::string path = std::string(folder) + "/" + architecture + ".cubin";
+    if (std::ifstream kept(path, std::ios::binary); kept) {
+      return {std::istreambuf_iterator<char>(kept), std::istreambuf_iterator<char>()};
+    }
+    const std::string cubin = compile_cubin(kCudaTestKernelSource, architecture);
+    const std::string mine = path + "." + std::to_string(::getpid());
+    std::ofstream(mine, std::ios::binary) << cubin;
+    // Whole, or not there: whoever writes it may be killed.
+    if (std::rename(mine.c_str(), path.c_str()) != 0) std::remove(mine.c_str());
+    return cubin;
+  }
+
   const Functions& loaded(int device) {
     const std::lock_guard lock(mutex_);
     const auto found = functions_.find(device);
     if (found != functions_.end()) return found->second;
     const CurrentContext current(device);
-    const std::string cubin = compile_cubin(kCudaTestKernelSource, architecture_of(device));
+    const std::string cubin = cubin_for(architecture_of(device));
     CUmodule module = nullptr;
     Functions functions;
     check_cuda("cuModuleLoadData", LIMBO_DRIVER_FUNCTION(cuModuleLoadData)(&module, cubin.data()));

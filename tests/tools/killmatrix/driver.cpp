@@ -210,7 +210,7 @@ void Driver::ended(Slot& slot, int code, int status) {
   Diary diary(arena_, slot.plan.slot, slot.plan.incarnation);
   const End end = slot.plan.end;
   if (code == CLD_EXITED) {
-    const bool planned = slot.leaves || end == End::kExit || end == End::kLeave;
+    const bool planned = slot.leaves || end == End::kExit || end == End::kLeave || slot.plan.exits;
     if (status == 0 && planned) {
       diary.line("has ended by itself");
     } else if (status != 3) {  // 3 has told why

@@ -19,6 +19,9 @@ struct Letter {
   std::uint32_t canary = 0;     // what every word of the block holds
   std::uint32_t exclusive = 0;  // 1: its receiver is the only one, and may write
   std::uint32_t must_open = 0;  // 1: delivered once, with no time limit, never withdrawn
+  // Who has sent it on; what that one had queued may not come, either. Incarnation 0: nobody.
+  std::uint32_t by_slot = 0;
+  std::uint32_t by_incarnation = 0;
 };
 
 struct Mail {

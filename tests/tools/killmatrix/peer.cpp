@@ -140,6 +140,7 @@ class Process {
   }
 
   void end_by_itself() {
+    if (plan_.exits) leave();
     switch (plan_.end) {
       case End::kExit:
         diary_.line("_exit");

@@ -10,9 +10,9 @@
 namespace limbo::killmatrix {
 namespace {
 
-constexpr std::string_view kConsumersPoints[] = {"claim.",   "dirty.", "release.",
-                                                 "receive.", "unmap.", "connect.",
-                                                 "decline.", "bye.",   "orphan."};
+constexpr std::string_view kConsumersPoints[] = {"claim.",   "dirty.",   "release.",   "receive.",
+                                                 "unmap.",   "sendon.",  "forwarder.", "bye.",
+                                                 "connect.", "decline.", "bye.",       "orphan."};
 
 // The least visited of a few random ones: every point has its turn, in no fixed order.
 std::size_t pick_point(Random& random, Role role, const std::uint64_t* killed_at) {
@@ -28,6 +28,10 @@ std::size_t pick_point(Random& random, Role role, const std::uint64_t* killed_at
   return best;
 }
 
+bool is_passed_at_exit(std::string_view name) {
+  return name.starts_with("exit.");
+}
+
 // Early more often than late: most points are passed a few times in a short life.
 std::string at_passing(Random& random) {
   return "@" + std::to_string(1 + random.below(std::uint64_t{1} << random.below(5)));
@@ -39,12 +43,15 @@ std::string setting_for(Random& random, std::size_t point, const char* action) {
   if (kFailPoints[point].name == "decline.before_send") return text + ",receive.before_slot=error";
   // And only a connection that is given up says bye while its process goes on.
   if (kFailPoints[point].name == "bye.before_send") return text + ",connect.after_welcome=error";
-  return text + at_passing(random);
+  return is_passed_at_exit(kFailPoints[point].name) ? text : text + at_passing(random);
 }
 
 // A point elsewhere that is slow, or that fails.
 std::string disturbance(Random& random, std::size_t taken) {
-  const std::size_t point = random.below(kFailPointCount);
+  // Two that lead to what is passed by nothing else: a decline, and a connection that is given up.
+  constexpr std::string_view kWaysElsewhere[] = {"receive.before_slot", "connect.after_welcome"};
+  const std::size_t point = random.one_in(4) ? fail_point_index(kWaysElsewhere[random.below(2)])
+                                             : random.below(kFailPointCount);
   if (point == taken) return {};
   const std::string name(kFailPoints[point].name);
   if (kFailPoints[point].can_fail && random.one_in(2)) {
@@ -98,6 +105,7 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
     plan.fail_points +=
         "," + setting_for(random, plan.point, plan.end == End::kFailPoint ? "crash" : "stop");
     plan.lifetime = 4 * options.lifetime;  // to get there
+    plan.exits = is_passed_at_exit(kFailPoints[plan.point].name);
   } else if (plan.end == End::kKilledYoung) {
     plan.lifetime = std::chrono::milliseconds(random.between(0, options.lifetime.count() / 4));
   } else if (plan.end == End::kExec) {

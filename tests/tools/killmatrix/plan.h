@@ -35,6 +35,7 @@ struct Plan {
   std::string fail_points;                // the whole setting
   std::chrono::milliseconds lifetime{0};  // from ready on (kKilledYoung: from birth); then SIGKILL
   std::uint32_t at_action = 0;            // of kExit, kExec, kLeave, kParent
+  bool exits = false;                     // at that action, to get to the fail point
   bool slow_exec = false;                 // the new program lives longer than the grace
   bool small_tables = false;
   bool unmaps_at_once = false;  // a consumer whose import cache keeps nothing

@@ -12,8 +12,13 @@ constexpr int kNoDevice = 999;
 // How long the death of a sender may take to be seen by its readers.
 constexpr std::chrono::milliseconds kUntilDeathIsSeen{1000};
 
+// Whoever owns the block, or has sent it on.
 bool has_ended(const Arena& arena, const Letter& letter) {
-  return arena.slots[letter.from_slot].incarnation.load() != letter.from_incarnation;
+  const auto is_gone = [&](std::uint32_t slot, std::uint32_t incarnation) {
+    return incarnation != 0 && arena.slots[slot].incarnation.load() != incarnation;
+  };
+  return is_gone(letter.from_slot, letter.from_incarnation) ||
+         is_gone(letter.by_slot, letter.by_incarnation);
 }
 
 }  // namespace
@@ -22,8 +27,8 @@ bool is_planned(const Error& failure) {
   return std::string_view(failure.what()).find("was told to fail") != std::string_view::npos;
 }
 
-Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random)
-    : diary_(diary), post_(post), work_(work), random_(random) {}
+Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots)
+    : diary_(diary), post_(post), work_(work), random_(random), slots_(slots) {}
 
 bool Reader::act() {
   const std::uint32_t choice = random_.below(100);
@@ -38,6 +43,8 @@ bool Reader::act() {
     write(held, std::chrono::milliseconds(random_.one_in(3) ? random_.between(1, 4) : 0));
   } else if (choice < 80) {
     change_stream(held);
+  } else if (choice < 88 && can_send_on_) {
+    send_on(index);
   } else {
     release(index);
   }
@@ -184,6 +191,49 @@ void Reader::change_stream(Held& held) {
   work_.order(held.last, next);
   held.block->record_stream(GpuWork::ref(next));
   held.last = next;
+}
+
+// Sends on what is held. What is exclusive is the next one's alone from then on.
+void Reader::send_on(std::size_t index) {
+  Held& held = held_[index];
+  if (held.expected == 0) return;
+  ShareOptions options;
+  options.current_stream = GpuWork::ref(held.last);
+  const bool limited = random_.one_in(4);
+  if (limited) options.time_limit = std::chrono::milliseconds(random_.between(0, 15));
+  Mail mail;
+  try {
+    mail.descriptor =
+        process_sharing().share(held.block->data(), held.block->size_bytes(), options, {});
+  } catch (const Error& failure) {
+    diary_.line("not sent on: %.100s", failure.what());
+    if (is_planned(failure)) return;
+    switch (failure.code()) {
+      case ErrorCode::kProducerExited:
+      case ErrorCode::kNoChannel:
+      case ErrorCode::kLedgerFull:
+        return;
+      case ErrorCode::kNotLendable:
+      case ErrorCode::kNotAvailableYet:
+        can_send_on_ = false;
+        return;
+      default:
+        throw;
+    }
+  }
+  diary_.arena().forwards.fetch_add(1);
+  mail.letter = held.letter;
+  mail.letter.canary = held.expected;
+  mail.letter.by_slot = diary_.slot();
+  mail.letter.by_incarnation = diary_.incarnation();
+  mail.letter.must_open = limited ? 0U : 1U;
+  const std::uint32_t to = random_.below(slots_);
+  diary_.line("send on %p, canary %u, to %u", held.block->data(), held.expected, to);
+  (void)post_.send(to, mail);
+  if (held.letter.exclusive != 0) {
+    held.expected = 0;
+    release(index);
+  }
 }
 
 void Reader::release(std::size_t index) {

@@ -21,7 +21,8 @@ namespace limbo::killmatrix {
 
 class Reader {
  public:
-  Reader(Diary& diary, Post& post, GpuWork& work, Random& random);
+  // `slots`: how many processes there are, so that every one of them may get what is sent on.
+  Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots);
 
   // One random action. False: there was nothing to do.
   bool act();
@@ -49,14 +50,17 @@ class Reader {
   [[nodiscard]] bool owner_is_gone(const Held& held) const;
   void write(Held& held, std::chrono::milliseconds duration);
   void change_stream(Held& held);
+  void send_on(std::size_t index);
   void release(std::size_t index);
 
   Diary& diary_;
   Post& post_;
   GpuWork& work_;
   Random& random_;
+  const std::uint32_t slots_;
   std::vector<Held> held_;
   std::optional<Mail> put_by_;
+  bool can_send_on_ = false;
 };
 
 }  // namespace limbo::killmatrix
