@@ -67,6 +67,37 @@ TEST_F(FullTablesTest, OneExportAndOnePieceServeMessagesOneAfterAnother) {
   EXPECT_TRUE(small.becomes("limbo", 0));
 }
 
+// All slots of a row are released behind a kernel: for a short one the next message waits; for a
+// long one it is declined, so that its sender does not wait for it either.
+TEST_F(FullTablesTest, ARowFullOfReleasesIsWaitedForAndThenDeclined) {
+  Peer small(with({{"LIMBO_LEDGER_CLAIMS", "512"}}));
+  small.allocate("b", kMiB, 1);
+  for (const std::int64_t kernel_ms : {20, 1500}) {
+    for (int index = 0; index < 512; ++index) {
+      reader_.receive("r" + std::to_string(index), small.share("b"));
+    }
+    reader_.write_for("r0", 1, std::chrono::milliseconds(kernel_ms));
+    for (int index = 0; index < 512; ++index) reader_.drop("r" + std::to_string(index));
+    const std::string text = refusal_of([&] { reader_.receive("more", small.share("b")); });
+    if (text == "none") {
+      EXPECT_TRUE(reader_.holds("more", 1));
+      reader_.drop("more");
+    }
+    // (On a busy machine a short kernel may be a long one.)
+    if (kernel_ms > 1000 || text != "none") {
+      EXPECT_TRUE(contains(text, "ledger_claims")) << text;
+    }
+    EXPECT_TRUE(small.becomes("in_flight", 0));
+    EXPECT_TRUE(reader_.becomes("releases_pending", 0));
+    EXPECT_TRUE(small.becomes("held_claims", 0));
+  }
+  reader_.receive("r", small.share("b"));
+  EXPECT_TRUE(reader_.holds("r", 1));
+  reader_.drop("r");
+  small.free("b");
+  EXPECT_TRUE(small.becomes("limbo", 0));
+}
+
 TEST_F(FullTablesTest, ASenderWithoutDescriptorsServesWhomItKnows) {
   sender_.allocate("b", kMiB, 1);
   reader_.receive("r", sender_.share("b"));
