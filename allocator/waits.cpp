@@ -45,7 +45,10 @@ EventHandle Allocator::Impl::try_record(StreamRef stream) noexcept {
     if (device.is_capturing(stream)) return nullptr;
     event = pool.take(device, stream.device);
     device.record_event(stream, event);
-    return event;
+    // Where a capture has begun just now, the event tells nothing.
+    if (!device.is_capturing(stream)) return event;
+    pool.give(event);
+    return nullptr;
   } catch (...) {  // tried again at the next miss
     if (event != nullptr) pool.give(event);
     return nullptr;

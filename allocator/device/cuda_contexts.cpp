@@ -85,6 +85,34 @@ int CudaContexts::started_device() {
   return 0;
 }
 
+CUresult CudaContexts::ask(int device, Entry& entry) {
+  const CudaCallScope scope(*this, device);
+  CUstream asked = entry.asked.load(std::memory_order_acquire);
+  if (asked == nullptr) {
+    const std::lock_guard lock(entry.asking);
+    asked = entry.asked.load(std::memory_order_relaxed);
+    if (asked == nullptr) {
+      const CUresult made = driver_.cuStreamCreate(&asked, CU_STREAM_NON_BLOCKING);
+      if (made != CUDA_SUCCESS) return made;
+      entry.asked.store(asked, std::memory_order_release);
+    }
+  }
+  return driver_.cuStreamQuery(asked);
+}
+
+bool CudaContexts::lost(int device) noexcept {
+  try {
+    Entry& found = entry(device);
+    if (found.lost.load(std::memory_order_relaxed)) return true;
+    if (found.context.load(std::memory_order_acquire) == nullptr) return false;
+    if (!is_sticky(ask(device, found))) return false;
+    found.lost.store(true, std::memory_order_relaxed);
+    return true;
+  } catch (const std::exception&) {
+    return false;  // it cannot be asked: its calls say themselves what they meet
+  }
+}
+
 CudaCallScope::CudaCallScope(CudaContexts& contexts, int device) : driver_(contexts.driver()) {
   const CUcontext wanted = contexts.context(device);
   CUcontext current = nullptr;

@@ -32,15 +32,24 @@ class CudaContexts {
   // memory: the calling thread's current one, one retained here, one active; else 0.
   [[nodiscard]] int started_device();
 
+  // Whether the device's context answers everything with an error, as it does for ever after an
+  // illegal access. Asks a stream of its own, which never has work: the error is reported to every
+  // stream. False where the context was not retained here yet.
+  [[nodiscard]] bool lost(int device) noexcept;
+
  private:
   struct Entry {
     CUdevice handle = 0;
     std::once_flag retained;
     std::atomic<CUcontext> context{nullptr};
+    std::atomic<bool> lost{false};  // once and for all
+    std::mutex asking;              // guards the making of asked
+    std::atomic<CUstream> asked{nullptr};
   };
 
   void initialise();
   [[nodiscard]] Entry& entry(int device);
+  [[nodiscard]] CUresult ask(int device, Entry& entry);
 
   const DriverEntryPoints& driver_;
   std::once_flag initialised_;  // guards count_ and entries_

@@ -74,6 +74,8 @@ class CudaDevice final : public Device {
   StreamHandle create_stream(int device) override;
   void destroy_stream(StreamRef stream) override;
   bool is_capturing(StreamRef stream) override;
+  bool keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) override;
+  bool is_lost(int device) noexcept override { return contexts_.lost(device); }
   void synchronize_stream(StreamRef stream) override;
   void synchronize_device(int device) override;
 
@@ -224,6 +226,39 @@ bool CudaDevice::is_capturing(StreamRef stream) {
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
   check("cuStreamIsCapturing", result);
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool CudaDevice::keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) {
+  const CUstream named = named_stream(stream);
+  const CudaCallScope scope(contexts_, stream.device);
+  if (driver_.cuStreamGetCaptureInfo_v2 == nullptr || driver_.cuUserObjectCreate == nullptr ||
+      driver_.cuUserObjectRelease == nullptr || driver_.cuGraphRetainUserObject == nullptr) {
+    throw Error(ErrorCode::kDeviceError,
+                "NVIDIA's driver is too old: graphs cannot keep objects in it.");
+  }
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  CUgraph graph = nullptr;
+  const CUresult asked =
+      driver_.cuStreamGetCaptureInfo_v2(named, &status, &id, &graph, nullptr, nullptr);
+  if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return false;  // see is_capturing
+  check("cuStreamGetCaptureInfo", asked);
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || graph == nullptr) return false;
+
+  auto kept = std::make_unique<std::shared_ptr<void> >(std::move(object));
+  CUuserObject user = nullptr;
+  check("cuUserObjectCreate",
+        driver_.cuUserObjectCreate(
+            &user, kept.get(), [](void* held) { delete static_cast<std::shared_ptr<void>*>(held); },
+            1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  (void)kept.release();  // the user object's
+  // The graph takes the one reference over. Instantiated and cloned graphs take their own, and what
+  // is destroyed while it runs gives its own back when it has ended.
+  const CUresult retained =
+      driver_.cuGraphRetainUserObject(graph, user, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  if (retained != CUDA_SUCCESS) driver_.cuUserObjectRelease(user, 1);
+  check("cuGraphRetainUserObject", retained);
+  return true;
 }
 
 void CudaDevice::synchronize_stream(StreamRef stream) {

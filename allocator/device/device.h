@@ -134,7 +134,22 @@ class Device {
   [[nodiscard]] virtual StreamHandle create_stream(int device) = 0;
   virtual void destroy_stream(StreamRef stream) = 0;
 
+  // Also true for the default stream while a stream that synchronises with it is being captured.
   [[nodiscard]] virtual bool is_capturing(StreamRef stream) = 0;
+
+  // The graph that `stream` is being captured into keeps `object` until the graph, and everything
+  // that was instantiated or cloned from it, is destroyed and no launch of it runs any more. Then
+  // `object` is let go of, on any thread: its destructor makes no device call, and waits for nobody
+  // who does. A capture that fails has no graph: `object` goes with the capture. False: nothing is
+  // captured into a graph there (any more), and `object` was let go of at once. Not while another
+  // thread ends this very capture. Throws kDeviceError; then nothing is kept.
+  virtual bool keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) = 0;
+
+  // Whether this process's context on `device` is lost: after an illegal access or the like every
+  // call there fails for ever, and no write of its streams follows (measured). Waits for nothing;
+  // false also where nothing has used the device yet.
+  [[nodiscard]] virtual bool is_lost(int device) noexcept = 0;
+
   virtual void synchronize_stream(StreamRef stream) = 0;
   virtual void synchronize_device(int device) = 0;
 

@@ -84,6 +84,8 @@ struct LoadedEntryPoints {
   if (entries.name == nullptr) missing += std::string(" ") + LIMBO_VERSIONED_NAME(name);
     LIMBO_REQUIRED_DRIVER_ENTRIES(LIMBO_LOAD_ENTRY)
     LIMBO_OPTIONAL_DRIVER_ENTRIES(LIMBO_LOAD_ENTRY)
+    entries.cuStreamGetCaptureInfo_v2 = reinterpret_cast<StreamCaptureInfoFunction>(
+        find_driver_symbol("cuStreamGetCaptureInfo_v2"));
     std::string missing;
     LIMBO_REQUIRED_DRIVER_ENTRIES(LIMBO_REQUIRE_ENTRY)
 #undef LIMBO_LOAD_ENTRY
@@ -119,6 +121,30 @@ std::string describe_driver_error(const DriverEntryPoints& driver, const char* c
   return std::string(call) + ": " +
          (name != nullptr ? name : "error " + std::to_string(static_cast<int>(result))) +
          (text != nullptr ? " (" + std::string(text) + ")" : "");
+}
+
+bool is_sticky(CUresult result) noexcept {
+  switch (result) {
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_INVALID_CONTEXT:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+    case CUDA_ERROR_UNKNOWN:
+      return true;
+    default:
+      return false;
+  }
 }
 
 void check_driver(const DriverEntryPoints& driver, const char* call, CUresult result) {

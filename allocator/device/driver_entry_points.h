@@ -5,6 +5,7 @@
 // binary runs on every driver that has them.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #ifdef LIMBO_HAVE_CUDA
@@ -54,6 +55,7 @@ namespace limbo {
   X(cuStreamCreate)                      \
   X(cuStreamDestroy)                     \
   X(cuStreamSynchronize)                 \
+  X(cuStreamQuery)                       \
   X(cuStreamIsCapturing)                 \
   X(cuStreamWaitEvent)                   \
   X(cuEventCreate)                       \
@@ -65,13 +67,23 @@ namespace limbo {
 #define LIMBO_OPTIONAL_DRIVER_ENTRIES(X) \
   X(cuStreamGetId)                       \
   X(cuStreamBatchMemOp)                  \
-  X(cuStreamWaitValue64)
+  X(cuStreamWaitValue64)                 \
+  X(cuUserObjectCreate)                  \
+  X(cuUserObjectRelease)                 \
+  X(cuGraphRetainUserObject)
+
+// Declared here because the versions of cuda.h map its plain name to different functions.
+using StreamCaptureInfoFunction = CUresult (*)(CUstream stream, CUstreamCaptureStatus* status,
+                                               cuuint64_t* id, CUgraph* graph,
+                                               const CUgraphNode** dependencies,
+                                               std::size_t* dependency_count);
 
 struct DriverEntryPoints {
 #define LIMBO_DECLARE_ENTRY(name) decltype(&::name) name = nullptr;
   LIMBO_REQUIRED_DRIVER_ENTRIES(LIMBO_DECLARE_ENTRY)
   LIMBO_OPTIONAL_DRIVER_ENTRIES(LIMBO_DECLARE_ENTRY)
 #undef LIMBO_DECLARE_ENTRY
+  StreamCaptureInfoFunction cuStreamGetCaptureInfo_v2 = nullptr;  // optional too
 };
 
 // The driver's functions; cuInit has not been called. Null when there is no driver or it lacks a
@@ -84,6 +96,9 @@ struct DriverEntryPoints {
 // "cuMemAlloc: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
 [[nodiscard]] std::string describe_driver_error(const DriverEntryPoints& driver, const char* call,
                                                 CUresult result);
+
+// Whether a context that has answered with this is lost for good.
+[[nodiscard]] bool is_sticky(CUresult result) noexcept;
 
 // Throws Error(kDeviceError) unless `result` is CUDA_SUCCESS.
 void check_driver(const DriverEntryPoints& driver, const char* call, CUresult result);

@@ -12,12 +12,30 @@ namespace limbo {
 
 namespace {
 
-constexpr std::array<std::string_view, kCallKinds> kNames{
-    "memory_info",  "allocate",     "free",          "export_memory",  "open_memory",
-    "close_memory", "stream_id",    "create_stream", "destroy_stream", "is_capturing",
-    "synchronize",  "create_event", "destroy_event", "record_event",   "query_event",
-    "wait_event",   "register",     "unregister",    "write_words",    "wait_word",
-    "fill",         "copy",         "kernel"};
+constexpr std::array<std::string_view, kCallKinds> kNames{"memory_info",
+                                                          "allocate",
+                                                          "free",
+                                                          "export_memory",
+                                                          "open_memory",
+                                                          "close_memory",
+                                                          "stream_id",
+                                                          "create_stream",
+                                                          "destroy_stream",
+                                                          "is_capturing",
+                                                          "keep_while_graph_lives",
+                                                          "synchronize",
+                                                          "create_event",
+                                                          "destroy_event",
+                                                          "record_event",
+                                                          "query_event",
+                                                          "wait_event",
+                                                          "register",
+                                                          "unregister",
+                                                          "write_words",
+                                                          "wait_word",
+                                                          "fill",
+                                                          "copy",
+                                                          "kernel"};
 
 [[noreturn]] void refuse(std::string_view part, const std::string& why) {
   throw Error(ErrorCode::kBadArgument, "The fault \"" + std::string(part) + "\" " + why + ".",

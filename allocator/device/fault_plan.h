@@ -32,6 +32,7 @@ enum class CallKind : std::uint8_t {
   kCreateStream,
   kDestroyStream,
   kIsCapturing,
+  kKeepInGraph,
   kSynchronize,
   kCreateEvent,
   kDestroyEvent,

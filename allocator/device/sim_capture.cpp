@@ -18,6 +18,14 @@ bool Captures::add(std::uint32_t slot, const Op& op, std::span<const Write> writ
   return true;
 }
 
+bool Captures::keep(std::uint32_t slot, const std::shared_ptr<void>& object) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_slot_.find(slot);
+  if (found == by_slot_.end() || !found->second->valid) return false;
+  found->second->graph->kept.push_back(object);
+  return true;
+}
+
 bool Captures::join(std::uint32_t slot, const std::shared_ptr<Capture>& capture) {
   const std::lock_guard lock(mutex_);
   const auto origin = by_slot_.find(capture->origin);

@@ -21,6 +21,7 @@ struct Graph {
     std::vector<Write> writes;
   };
   std::vector<Node> nodes;
+  std::vector<std::shared_ptr<void>> kept;  // what lives as long as the graph
 };
 
 struct Capture {
@@ -37,6 +38,9 @@ class Captures {
   [[nodiscard]] std::shared_ptr<Capture> of(std::uint32_t slot);
   // True: the slot is capturing and the entry is the graph's now.
   bool add(std::uint32_t slot, const Op& op, std::span<const Write> writes);
+  // The graph that the slot is captured into keeps `object`. False: it is not being captured, or
+  // the capture is lost.
+  bool keep(std::uint32_t slot, const std::shared_ptr<void>& object);
   // Draws the slot into the capture, as waiting for a captured event does. False: the capture has
   // ended, or the slot belongs to another.
   bool join(std::uint32_t slot, const std::shared_ptr<Capture>& capture);

@@ -104,6 +104,13 @@ void Client::check_lost(std::string_view call, int device) {
   fail_client_call(call, lost_words_[index]);
 }
 
+bool Client::is_lost(int device) noexcept {
+  if (device < 0 || static_cast<std::uint32_t>(device) >= kMaxDevices) return false;
+  if (lost_[static_cast<std::size_t>(device)].load(std::memory_order_acquire)) return true;
+  const Parts* const made = parts_.load(std::memory_order_acquire);
+  return made != nullptr && made->link.lost();
+}
+
 void Client::inject_sticky_error(int device, const std::string& words) {
   Parts& made = enter("inject_sticky_error", device);
   const auto index = static_cast<std::size_t>(device);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/device/sim_device.h"
+#include "allocator/device/sim_graves.h"
 #include "allocator/device/sim_host_memory.h"
 #include "allocator/device/sim_link.h"
 #include "allocator/device/sim_memory.h"
@@ -38,6 +39,8 @@ class Client final : public SimDevice {
   [[nodiscard]] StreamHandle create_stream(int device) override;
   void destroy_stream(StreamRef stream) override;
   [[nodiscard]] bool is_capturing(StreamRef stream) override;
+  bool keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) override;
+  [[nodiscard]] bool is_lost(int device) noexcept override;
   void synchronize_stream(StreamRef stream) override;
   void synchronize_device(int device) override;
   [[nodiscard]] EventHandle create_event(int device) override;
@@ -85,6 +88,7 @@ class Client final : public SimDevice {
     Memory memory;
     Streams streams;
     HostRegistrations host;
+    std::shared_ptr<Graves> graves = std::make_shared<Graves>();  // last: it looks at streams
   };
 
   Parts& parts();

@@ -1,4 +1,5 @@
 // The part of sim::Client that enqueues.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -13,8 +14,32 @@ namespace {
 
 class GraphHandle final : public SimGraph {
  public:
-  explicit GraphHandle(std::shared_ptr<const Graph> made) : graph(std::move(made)) {}
+  GraphHandle(std::shared_ptr<const Graph> made, std::weak_ptr<Graves> graves)
+      : graph(std::move(made)), graves_(std::move(graves)) {}
+  // What the graph keeps lives until its launches have ended.
+  ~GraphHandle() override {
+    const auto graves = graves_.lock();
+    if (graves != nullptr && !launched.over()) {
+      graves->bury(std::move(graph), [last = std::move(launched)] { return last.over(); });
+    }
+  }
+
+  // The ends of its launches.
+  struct Launches {
+    Streams* streams = nullptr;
+    std::vector<Point> ends;
+    [[nodiscard]] bool over() const {
+      return std::all_of(ends.begin(), ends.end(),
+                         [&](const Point end) { return streams->is_over(end); });
+    }
+  };
+
   std::shared_ptr<const Graph> graph;
+  mutable std::mutex launching;  // guards launched
+  mutable Launches launched;
+
+ private:
+  std::weak_ptr<Graves> graves_;
 };
 
 Op make_op(OpKind kind, std::uint64_t first = 0, std::uint64_t second = 0, std::uint64_t third = 0,
@@ -181,8 +206,13 @@ void Client::begin_capture(StreamRef stream, SimCaptureMode mode) {
 }
 
 std::unique_ptr<SimGraph> Client::end_capture(StreamRef stream) {
-  return std::make_unique<GraphHandle>(
-      enter("end_capture", stream.device).streams.end_capture(stream));
+  Parts& made = enter("end_capture", stream.device);
+  return std::make_unique<GraphHandle>(made.streams.end_capture(stream), made.graves);
+}
+
+bool Client::keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) {
+  return enter(CallKind::kKeepInGraph, stream.device)
+      .streams.keep_while_graph_lives(stream, object);
 }
 
 void Client::launch_graph(StreamRef stream, const SimGraph& graph) {
@@ -194,7 +224,12 @@ void Client::launch_graph(StreamRef stream, const SimGraph& graph) {
       if (!made.memory.maps(offset, size_bytes)) refuse_access("launch_graph", stream, size_bytes);
     }
   }
-  made.streams.launch(stream, *handle.graph);
+  const auto end = made.streams.launch(stream, *handle.graph);
+  if (!end) return;
+  const std::lock_guard lock(handle.launching);
+  handle.launched.streams = &made.streams;
+  std::erase_if(handle.launched.ends, [&](const Point past) { return made.streams.is_over(past); });
+  handle.launched.ends.push_back(*end);
 }
 
 }  // namespace limbo::sim

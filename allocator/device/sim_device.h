@@ -49,7 +49,8 @@ namespace limbo {
 // How strict a capture is about calls that other threads make (cudaStreamCaptureMode).
 enum class SimCaptureMode : std::uint8_t { kGlobal, kThreadLocal, kRelaxed };
 
-// Captured work. Opaque; may be launched any number of times.
+// Captured work. Opaque; may be launched any number of times, by one thread at a time. Destroying it
+// ends what it keeps (keep_while_graph_lives) once its launches have ended. Goes before its device.
 class SimGraph {
  public:
   virtual ~SimGraph() = default;

@@ -239,10 +239,16 @@ std::shared_ptr<const Graph> Streams::end_capture(StreamRef stream) {
   return capture->graph;
 }
 
-void Streams::launch(StreamRef stream, const Graph& graph) {
+std::optional<Point> Streams::launch(StreamRef stream, const Graph& graph) {
+  std::optional<Point> last;
   for (const Graph::Node& node : graph.nodes) {
-    enqueue("launch_graph", stream, node.op, node.writes);
+    last = enqueue("launch_graph", stream, node.op, node.writes);
   }
+  return last;
+}
+
+bool Streams::keep_while_graph_lives(StreamRef stream, const std::shared_ptr<void>& object) {
+  return captures_.keep(find("keep_while_graph_lives", stream), object);
 }
 
 bool Streams::invalidate_global_captures() {

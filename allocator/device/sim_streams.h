@@ -67,7 +67,11 @@ class Streams {
   void begin_capture(StreamRef stream, SimCaptureMode mode);
   // The graph; throws when the capture was invalidated.
   [[nodiscard]] std::shared_ptr<const Graph> end_capture(StreamRef stream);
-  void launch(StreamRef stream, const Graph& graph);
+  // Returns the place behind the launch; nothing where it was captured or is empty.
+  std::optional<Point> launch(StreamRef stream, const Graph& graph);
+  bool keep_while_graph_lives(StreamRef stream, const std::shared_ptr<void>& object);
+  // Whether the stream has come past it, or never will.
+  [[nodiscard]] bool is_over(Point point) { return reached(point) || link_.lost(); }
   // What a call made in global mode does to captures: see SimDevice::query_event_globally.
   // True when there was one.
   bool invalidate_global_captures();

@@ -108,6 +108,15 @@ bool MeasuredDevice::is_capturing(StreamRef stream) {
   return device_->is_capturing(stream);
 }
 
+bool MeasuredDevice::keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) {
+  const Stopwatch watch(listening_, Call::kOther);
+  return device_->keep_while_graph_lives(stream, std::move(object));
+}
+
+bool MeasuredDevice::is_lost(int device) noexcept {
+  return device_->is_lost(device);
+}
+
 void MeasuredDevice::synchronize_stream(StreamRef stream) {
   const Stopwatch watch(listening_, Call::kOther);
   device_->synchronize_stream(stream);

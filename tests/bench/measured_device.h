@@ -67,6 +67,8 @@ class MeasuredDevice final : public Device {
   [[nodiscard]] StreamHandle create_stream(int device) override;
   void destroy_stream(StreamRef stream) override;
   [[nodiscard]] bool is_capturing(StreamRef stream) override;
+  bool keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) override;
+  [[nodiscard]] bool is_lost(int device) noexcept override;
   void synchronize_stream(StreamRef stream) override;
   void synchronize_device(int device) override;
   [[nodiscard]] EventHandle create_event(int device) override;

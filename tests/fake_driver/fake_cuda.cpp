@@ -2,8 +2,9 @@
 //
 // Every call that needs it must come with a primary context current and in relaxed capture mode,
 // with the flags that Limbo promises; anything else is answered by an error. FAKE_CUDA_DEVICES is
-// the number of GPUs (default 1). FAKE_CUDA_FAIL names a function that fails with
-// CUDA_ERROR_LAUNCH_FAILED, or "all" for every one that is not about contexts.
+// the number of GPUs (default 1). With FAKE_CUDA_CAPTURING every stream is being captured.
+// FAKE_CUDA_FAIL names a function that fails with CUDA_ERROR_LAUNCH_FAILED, or "all" for every one
+// that is not about contexts.
 #define __CUDA_API_VERSION_INTERNAL
 #undef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include <cuda.h>
@@ -20,6 +21,17 @@ namespace {
 template <typename Handle>
 Handle named(std::uintptr_t number) {
   return reinterpret_cast<Handle>(number);
+}
+
+struct UserObject {
+  void* data = nullptr;
+  CUhostFn destructor = nullptr;
+};
+std::vector<UserObject*> kept_by_graph;
+
+void destroy(UserObject* object) {
+  object->destructor(object->data);
+  delete object;
 }
 
 thread_local std::vector<CUcontext> contexts;
@@ -62,6 +74,11 @@ int fakeCudaCaptureMode() {
 }
 int fakeCudaRetains() {
   return retains;
+}
+int fakeCudaDestroyGraph() {
+  for (UserObject* object : kept_by_graph) destroy(object);
+  kept_by_graph.clear();
+  return 0;
 }
 int fakeCudaPushes() {
   return pushes;
@@ -195,6 +212,34 @@ CUresult cuStreamDestroy_v2(CUstream) {
 }
 CUresult cuStreamSynchronize(CUstream) {
   return met("cuStreamSynchronize");
+}
+CUresult cuStreamQuery(CUstream) {
+  return met("cuStreamQuery");
+}
+CUresult cuStreamGetCaptureInfo_v2(CUstream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                   CUgraph* graph, const CUgraphNode**, size_t*) {
+  const bool capturing = std::getenv("FAKE_CUDA_CAPTURING") != nullptr;
+  *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  *id = 1;
+  *graph = capturing ? named<CUgraph>(1) : nullptr;
+  return met("cuStreamGetCaptureInfo");
+}
+// A user object is its destructor; the graph's references are let go of by fakeCudaDestroyGraph.
+CUresult cuUserObjectCreate(CUuserObject* made, void* data, CUhostFn destroy, unsigned count,
+                            unsigned flags) {
+  const CUresult result = met("cuUserObjectCreate", count == 1 && flags == 1);
+  if (result == CUDA_SUCCESS) *made = reinterpret_cast<CUuserObject>(new UserObject{data, destroy});
+  return result;
+}
+CUresult cuUserObjectRelease(CUuserObject object, unsigned) {
+  destroy(reinterpret_cast<UserObject*>(object));
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphRetainUserObject(CUgraph, CUuserObject object, unsigned count, unsigned flags) {
+  const CUresult result =
+      met("cuGraphRetainUserObject", count == 1 && flags == CU_GRAPH_USER_OBJECT_MOVE);
+  if (result == CUDA_SUCCESS) kept_by_graph.push_back(reinterpret_cast<UserObject*>(object));
+  return result;
 }
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
   *status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -63,6 +63,23 @@ TEST_P(CudaCapture, SurvivesCallsOfOtherThreads) {
   device().destroy_event(0, event);
 }
 
+// Releases that wait for an idle device, and mappings that are closed, wait on a thread of their own,
+// whatever is captured meanwhile.
+TEST_P(CudaCapture, SurvivesWaitingForTheDevice) {
+  const StreamRef captured = new_stream();
+  std::string failure;
+  const CUresult result = capture_while(captured, [&] {
+    try {
+      device().synchronize_device(0);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    if (device().is_lost(0)) failure += " lost";
+  });
+  // The driver may refuse to wait (then it is asked again later), and must not break the capture.
+  EXPECT_EQ(result, CUDA_SUCCESS) << failure;
+}
+
 TEST_P(CudaCapture, LeavesTheThreadsCaptureModeAlone) {
   const auto exchange = LIMBO_DRIVER_FUNCTION(cuThreadExchangeStreamCaptureMode);
   const CurrentContext current(0);

@@ -21,6 +21,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
 #include "tests/support/sizes.h"
+#include "tests/support/test_graphs.h"
 #include "tests/support/test_kernels.h"
 
 namespace limbo::testing {

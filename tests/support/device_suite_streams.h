@@ -1,6 +1,7 @@
 // The device suite: streams and events.
 #pragma once
 
+#include <memory>
 #include <set>
 
 #include "tests/support/device_suite.h"
@@ -135,6 +136,68 @@ TEST_P(DeviceSuite, AnEventMayGoBeforeItIsReached) {
 TEST_P(DeviceSuite, NothingIsCapturingByItself) {
   EXPECT_FALSE(device().is_capturing(default_stream()));
   EXPECT_FALSE(device().is_capturing(new_stream()));
+}
+
+TEST_P(DeviceSuite, NothingIsKeptWhereNothingIsCaptured) {
+  auto object = std::make_shared<int>(0);
+  const std::weak_ptr<int> watched = object;
+  EXPECT_FALSE(device().keep_while_graph_lives(new_stream(), std::move(object)));
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_P(DeviceSuite, AGraphKeepsAnObjectUntilItIsDestroyed) {
+  const StreamRef stream = new_stream();
+  std::uint32_t* memory = new_memory(512);
+  const auto graphs = make_test_graphs(device());
+  auto object = std::make_shared<int>(0);
+  const std::weak_ptr<int> watched = object;
+  graphs->begin(stream, true);
+  device().fill(stream, memory, 5, 16);
+  EXPECT_TRUE(device().keep_while_graph_lives(stream, std::move(object)));
+  auto graph = graphs->end(stream);
+  EXPECT_FALSE(watched.expired());
+  graph->launch(stream);
+  device().synchronize_stream(stream);
+  EXPECT_FALSE(watched.expired());
+  EXPECT_EQ(read(memory, 16), std::vector<std::uint32_t>(16, 5));
+  graph.reset();
+  EXPECT_TRUE(eventually([&] { return watched.expired(); }));
+}
+
+// Destroyed while a launch of it runs.
+TEST_P(DeviceSuite, AGraphKeepsAnObjectUntilItsLastLaunchHasEnded) {
+  const StreamRef stream = new_stream();
+  std::uint32_t* memory = new_memory(512);
+  const auto graphs = make_test_graphs(device());
+  auto object = std::make_shared<int>(0);
+  const std::weak_ptr<int> watched = object;
+  (void)kernels();
+  graphs->begin(stream, false);
+  kernels().write_for(stream, memory, 5, 16, std::chrono::milliseconds(500));
+  EXPECT_TRUE(device().keep_while_graph_lives(stream, std::move(object)));
+  auto graph = graphs->end(stream);
+  const EventHandle event = device().create_event(0);
+  graph->launch(stream);
+  device().record_event(stream, event);
+  graph.reset();
+  // Looked at in this order: what is gone while the launch runs is gone too early.
+  bool gone = false;
+  bool over = false;
+  EXPECT_TRUE(eventually([&] {
+    gone = watched.expired();
+    over = device().query_event(0, event);
+    return gone || over;
+  }));
+  EXPECT_TRUE(over) << "the object went while the graph was running";
+  EXPECT_TRUE(eventually([&] { return watched.expired(); }));
+  device().destroy_event(0, event);
+}
+
+TEST_P(DeviceSuite, AWorkingDeviceIsNotLost) {
+  EXPECT_FALSE(device().is_lost(0));
+  keep_busy(new_stream(), std::chrono::milliseconds(20));
+  EXPECT_FALSE(device().is_lost(0));
+  EXPECT_FALSE(device().is_lost(63));
 }
 
 TEST_P(DeviceSuite, CallsWorkFromManyThreads) {

@@ -111,6 +111,25 @@ LIMBO_CHILD_ROLE(register_on_started_device) {
   return 0;
 }
 
+// Says what becomes of an object that a graph is to keep, and of the device then.
+LIMBO_CHILD_ROLE(keep_in_graph) {
+  const std::unique_ptr<Device> device = make_cuda_device();
+  auto object = std::make_shared<int>(0);
+  const std::weak_ptr<int> watched = object;
+  std::string outcome = "error";
+  try {
+    outcome = device->keep_while_graph_lives({0, nullptr}, std::move(object)) ? "kept" : "not kept";
+  } catch (const Error&) {
+    object.reset();
+  }
+  child.send(outcome + (watched.expired() ? ", gone" : ", alive"));
+  (void)fake("fakeCudaDestroyGraph");
+  child.send(watched.expired() ? "gone" : "alive");
+  child.send(device->is_lost(0) ? "lost" : "well");
+  child.send(thread_state());
+  return 0;
+}
+
 LIMBO_CHILD_ROLE(run_out_of_memory) {
   const std::unique_ptr<Device> device = make_cuda_device();
   child.send(device->try_allocate(0, std::size_t{1} << 41) == nullptr ? "null" : "memory");
@@ -156,6 +175,53 @@ TEST(CudaDevice, TakesTheThreadsContextWhereItIsTheRightOne) {
 TEST(CudaDevice, StartsNoDeviceToRegisterHostMemory) {
   ChildProcess child("register_on_started_device", {}, with_devices(2));
   child.expect("retained 1");
+  child.finish();
+}
+
+TEST(CudaDevice, AGraphKeepsAnObjectUntilItIsDestroyed) {
+  ChildOptions options = with_devices(1);
+  options.environment.emplace_back("FAKE_CUDA_CAPTURING", "1");
+  ChildProcess child("keep_in_graph", {}, options);
+  child.expect("kept, alive");
+  child.expect("gone");
+  child.expect("well");
+  child.expect("depth 0 mode 0");
+  child.finish();
+}
+
+TEST(CudaDevice, NothingIsKeptWhereNothingIsCaptured) {
+  ChildProcess child("keep_in_graph", {}, with_devices(1));
+  child.expect("not kept, gone");
+  child.expect("gone");
+  child.expect("well");
+  child.expect("depth 0 mode 0");
+  child.finish();
+}
+
+TEST(CudaDevice, ARefusedObjectIsLetGoOf) {
+  for (const char* call :
+       {"cuStreamGetCaptureInfo", "cuUserObjectCreate", "cuGraphRetainUserObject"}) {
+    ChildOptions options = with_devices(1);
+    options.environment.emplace_back("FAKE_CUDA_CAPTURING", "1");
+    options.environment.emplace_back("FAKE_CUDA_FAIL", call);
+    ChildProcess child("keep_in_graph", {}, options);
+    child.expect("error, gone");
+    child.expect("gone");
+    child.expect("well");
+    child.expect("depth 0 mode 0");
+    child.finish();
+  }
+}
+
+// CUDA_ERROR_LAUNCH_FAILED is an error that stays.
+TEST(CudaDevice, ALostContextIsKnownByItsError) {
+  ChildOptions options = with_devices(1);
+  options.environment.emplace_back("FAKE_CUDA_FAIL", "cuStreamQuery");
+  ChildProcess child("keep_in_graph", {}, options);
+  child.expect("not kept, gone");
+  child.expect("gone");
+  child.expect("lost");
+  child.expect("depth 0 mode 0");
   child.finish();
 }
 
