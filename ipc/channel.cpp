@@ -218,6 +218,8 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
       if (!self->keeper.lease_left(lease)) return;  // it holds something all the same
       self->reaper.post([self, id] { self->drop(id); });
     });
+  } else if (type == MessageType::kLostContext) {
+    worker.post([this, lease] { keeper.context_lost(lease); });
   } else if (Decline decline; type == MessageType::kDecline && decode(packet.bytes, decline)) {
     worker.post([this, lease, decline] {
       keeper.decline(lease, decline.export_index, decline.generation);

@@ -34,6 +34,7 @@ class LeaseKeeper {
   virtual void row_half_full(std::uint32_t lease) = 0;
   // The consumer says that nothing of its lease is left. True when that is so: the lease is over.
   [[nodiscard]] virtual bool lease_left(std::uint32_t lease) = 0;
+  virtual void context_lost(std::uint32_t lease) = 0;
 };
 
 class Channel {

@@ -9,7 +9,11 @@ ConsumerRow::ConsumerRow(RowView row) : row_(row) {
 std::optional<std::uint32_t> ConsumerRow::take() {
   const std::lock_guard lock(mutex_);
   if (used() >= row_.claims() / 2) strike_off();
-  if (free_.empty() || closed_) return std::nullopt;
+  if (closed_) return std::nullopt;
+  if (free_.empty()) {
+    if (protocol::makes(protocol::Mistake::kSlotTakenBeforeStrikeOff)) return reads_free();
+    return std::nullopt;
+  }
   const std::uint32_t slot = free_.front();
   free_.pop_front();
   return slot;
@@ -21,6 +25,15 @@ bool ConsumerRow::close_if_unused() {
   return closed_;
 }
 
+// What a consumer without a list of its releases would take.
+std::optional<std::uint32_t> ConsumerRow::reads_free() const {
+  protocol::StdMemory memory;
+  for (std::uint32_t slot = 0; slot < row_.claims(); ++slot) {
+    if (protocol::slot_is_free(memory, row_, slot)) return slot;
+  }
+  return std::nullopt;
+}
+
 void ConsumerRow::untake(std::uint32_t slot) {
   const std::lock_guard lock(mutex_);
   free_.push_front(slot);
@@ -29,6 +42,11 @@ void ConsumerRow::untake(std::uint32_t slot) {
 void ConsumerRow::released(std::uint32_t slot) {
   const std::lock_guard lock(mutex_);
   noted_.push_back(slot);
+}
+
+void ConsumerRow::retire(std::uint32_t) {
+  const std::lock_guard lock(mutex_);
+  ++retired_;
 }
 
 // Slots come back about in the order in which they were released, so the first that is not free
@@ -65,7 +83,7 @@ bool ConsumerRow::waits_for_producer() {
 
 std::uint32_t ConsumerRow::occupied() {
   const std::lock_guard lock(mutex_);
-  return used() - static_cast<std::uint32_t>(noted_.size());
+  return used() - static_cast<std::uint32_t>(noted_.size()) - retired_;
 }
 
 }  // namespace limbo

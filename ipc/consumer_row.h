@@ -2,7 +2,8 @@
 // on their way.
 //
 // A slot goes round: free -> held (a received block has it) -> landing (its release is enqueued,
-// parked or stored) -> noted (RELEASED was read; the producer has yet to free it) -> free. Slots
+// parked or stored) -> noted (RELEASED was read; the producer has yet to free it) -> free; or it is
+// retired, where a context was lost with a release enqueued. Slots
 // are taken first in, first out, and a slot is free again only when FREE was read *and* its release
 // was struck off here: both happen in one place, under one lock, so a release can never be struck
 // off after its slot was taken again.
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "ipc/protocol/claim.h"
+#include "ipc/protocol/mistakes.h"
 #include "ipc/views.h"
 
 namespace limbo {
@@ -37,6 +39,8 @@ class ConsumerRow {
   // RELEASED was stored by the host or read: the slot waits for the producer to free it. (A slot
   // whose word may still change behind our back is never passed here, and so never taken again.)
   void released(std::uint32_t slot);
+  // The slot is never used again: a write that may still come would end a later claim.
+  void retire(std::uint32_t slot);
   // Whether the release of `slot` has landed.
   [[nodiscard]] bool landed(std::uint32_t slot) const noexcept {
     return protocol::decode_claim(row_.claim(slot)->load(std::memory_order_acquire)).state !=
@@ -58,6 +62,7 @@ class ConsumerRow {
 
  private:
   void strike_off();
+  [[nodiscard]] std::optional<std::uint32_t> reads_free() const;
   [[nodiscard]] std::uint32_t used() const noexcept {
     return row_.claims() - static_cast<std::uint32_t>(free_.size());
   }
@@ -68,6 +73,7 @@ class ConsumerRow {
   std::mutex mutex_;  // a leaf; guards what follows
   std::deque<std::uint32_t> free_;
   std::deque<std::uint32_t> noted_;  // RELEASED or FREE was read
+  std::uint32_t retired_ = 0;
   bool bell_rung_ = false;
   bool closed_ = false;
 };

@@ -1,6 +1,7 @@
 #include "ipc/import_cache.h"
 
 #include "ipc/fail_points.h"
+#include "ipc/protocol/mistakes.h"
 
 namespace limbo {
 
@@ -25,12 +26,15 @@ Mapping* ImportCache::hold(const PieceFacts& piece, int device) {
 
 Mapping* ImportCache::find_or_make(const PieceFacts& piece, int device) {
   const std::lock_guard lock(mutex_);
-  auto& entry = table_[Key{piece.index, piece.generation, device}];
-  if (!entry) {
-    entry = std::make_unique<Mapping>(piece, device);
-    mark(*entry);
+  const Key key{piece.index, piece.generation, device};
+  auto entry = table_.find(key);
+  if (entry == table_.end()) {
+    auto& mappings = mappings_of_[piece.index];
+    entry = table_.emplace(key, std::make_unique<Mapping>(piece, device)).first;
+    ++mappings;
+    mark(*entry->second);
   }
-  Mapping& mapping = *entry;
+  Mapping& mapping = *entry->second;
   ++mapping.holds_;
   mapping.last_use_ = uses_.fetch_add(1, std::memory_order_relaxed);
   return &mapping;
@@ -72,8 +76,9 @@ void ImportCache::close(Mapping* mapping) {
   {
     const std::lock_guard lock(mutex_);
     if (mapping->holds_ > 0) return;
+    auto& closing = closing_[mapping];
     auto taken = table_.extract(key_of(*mapping));
-    closing_[mapping] = std::move(taken.mapped());
+    closing = std::move(taken.mapped());
   }
   // Nobody else finds it any more. A close that fails leaves the mapping in place, so the mark must
   // stay as well: the entry is kept among the closing ones for good.
@@ -98,7 +103,6 @@ ImportCounts ImportCache::counts() {
 // The mark is behind HELD and its dirty words and before the open; the release of the claim, and so
 // everything that the producer concludes from it, comes after it.
 void ImportCache::mark(const Mapping& mapping) {
-  ++mappings_of_[mapping.piece_.index];
   store_mark(mapping, kMarkMapped);
 }
 
@@ -109,8 +113,9 @@ void ImportCache::store_mark(const Mapping& mapping, std::uint64_t flags) {
 
 void ImportCache::unmark(const Mapping& mapping) {
   const auto count = mappings_of_.find(mapping.piece_.index);
-  if (--count->second > 0) return;
-  mappings_of_.erase(count);
+  const bool last = --count->second == 0;
+  if (last) mappings_of_.erase(count);
+  if (!last && !protocol::makes(protocol::Mistake::kMarkClearedLate)) return;
   store_mark(mapping, 0);
 }
 

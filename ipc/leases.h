@@ -92,7 +92,7 @@ class Lease {
   [[nodiscard]] const SharedMemory& memory() const noexcept { return memory_; }
 
   bool gone = false;  // its process has ended: quarantine
-  std::string why;    // what quarantine waits for
+  std::string why;    // what quarantine waits for; or that its GPU context is lost
 
  private:
   struct Group {

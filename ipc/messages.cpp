@@ -34,7 +34,7 @@ Shape shape_of(std::uint16_t type) noexcept {
     case MessageType::kRowHalfFull:
       return {"row half full", 0, 0, true};
     case MessageType::kLostContext:
-      return {"lost context", {}, 0, false};
+      return {"lost context", 0, 0, true};
     case MessageType::kForward:
       return {"forward", {}, 0, false};
     case MessageType::kMemory:
@@ -137,6 +137,10 @@ MessageBytes encode_row_half_full() {
 
 MessageBytes encode_bye() {
   return finish(begin(MessageType::kBye));
+}
+
+MessageBytes encode_context_lost() {
+  return finish(begin(MessageType::kLostContext));
 }
 
 std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,

@@ -35,8 +35,8 @@ enum class MessageType : std::uint16_t {
   kRefused = 3,      // producer, instead of welcome: why
   kDecline = 4,      // consumer: I could not claim this one
   kRowHalfFull = 5,  // consumer: note my row
-  kLostContext = 6,  // reserved from here on: answered by "not available yet"
-  kForward = 7,
+  kLostContext = 6,  // consumer: my GPU context is lost; what I held there is released
+  kForward = 7,      // reserved from here on: answered by "not available yet"
   kMemory = 8,
   kTimeline = 9,
   kUnmapWanted = 10,
@@ -88,6 +88,7 @@ using MessageBytes = std::vector<std::byte>;
 [[nodiscard]] MessageBytes encode(const Decline& message);
 [[nodiscard]] MessageBytes encode_row_half_full();
 [[nodiscard]] MessageBytes encode_bye();
+[[nodiscard]] MessageBytes encode_context_lost();
 
 struct MessageHeader {
   std::uint16_t type = 0;

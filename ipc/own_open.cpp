@@ -11,17 +11,24 @@
 namespace limbo {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAgainAtOwn{5};
+constexpr std::chrono::milliseconds kLookAgainAtOwn{50};
 
-class OwnBlock : public ReceivedBlock {
+class OwnBlock : public ReceivedBlock, private KeptByGraphs {
  public:
-  OwnBlock(OwnOpens& opens, ReceiveCounts& counts) : opens_(opens), counts_(counts) {}
+  OwnBlock(Device& device, OwnOpens& opens, LiveBlocks& living, ReceiveCounts& counts)
+      : device_(device), opens_(opens), counts_(counts), ending_(1), living_(living, this) {}
   ~OwnBlock() override {
     if (!released_.load()) release();
   }
 
+  // Before fill, which cannot fail.
+  void prepare(std::optional<StreamRef> receiving) {
+    if (receiving) ending_.front().streams.push_back(*receiving);
+    living_.begin();
+  }
   void fill(const OwnOpen& own, const Descriptor& descriptor) noexcept {
     own_ = own;
+    ending_.front().own = own;
     key_ = {descriptor.producer,
             descriptor.ticket.piece_index,
             descriptor.ticket.piece_generation,
@@ -42,36 +49,50 @@ class OwnBlock : public ReceivedBlock {
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
-    if (stream == own_.block.stream) return;
+    (void)device_.stream_id(stream);  // refuses what is no stream
+    std::shared_ptr<const GraphEnd> end = opens_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);
-    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
-      streams_.push_back(stream);
+    if (released_.load()) return;
+    OwnOpens::Ending& ending = ending_.front();
+    if (end) ending.graphs.push_back(std::move(end));
+    if (stream == own_.block.stream) return;
+    if (std::find(ending.streams.begin(), ending.streams.end(), stream) == ending.streams.end()) {
+      ending.streams.push_back(stream);
     }
   }
 
   void release() noexcept override {
     if (fork_guard::is_forked_child()) return;
-    std::vector<StreamRef> streams;
+    living_.end();
+    std::list<OwnOpens::Ending> ending;
     {
       const std::lock_guard lock(mutex_);
       if (released_.exchange(true)) {
         counts_.double_releases.fetch_add(1, std::memory_order_relaxed);
         return;
       }
-      streams = std::move(streams_);
+      ending.swap(ending_);
     }
     counts_.releases.fetch_add(1, std::memory_order_relaxed);
-    opens_.end(own_, streams);
+    opens_.end(std::move(ending));
   }
 
  private:
+  void keep_until(const std::shared_ptr<const GraphEnd>& end) override {
+    const std::lock_guard lock(mutex_);
+    if (!released_.load()) ending_.front().graphs.push_back(end);
+  }
+  [[nodiscard]] int kept_on() const noexcept override { return key_.device; }
+
+  Device& device_;
   OwnOpens& opens_;
   ReceiveCounts& counts_;
   OwnOpen own_;
   ReceivedKey key_;
-  std::atomic<bool> released_{true};  // until fill
-  std::mutex mutex_;                  // guards streams_; a leaf
-  std::vector<StreamRef> streams_;
+  std::atomic<bool> released_{true};    // until fill
+  std::mutex mutex_;                    // guards ending_; a leaf
+  std::list<OwnOpens::Ending> ending_;  // one, until it is released
+  Living living_;
 };
 
 // Undoes the pin of an open that could not be finished.
@@ -81,7 +102,7 @@ class PinGuard {
   PinGuard(const PinGuard&) = delete;
   PinGuard& operator=(const PinGuard&) = delete;
   ~PinGuard() {
-    if (armed_) opens_.end(own_, {});
+    if (armed_) opens_.give_up(own_);
   }
   void disarm() noexcept { armed_ = false; }
 
@@ -93,68 +114,60 @@ class PinGuard {
 
 }  // namespace
 
-OwnOpens::OwnOpens(Device& device, Allocator& allocator, ServiceThread& worker)
-    : device_(device), allocator_(allocator), worker_(worker) {}
+OwnOpens::OwnOpens(Device& device, Allocator& allocator, ReleaseQueue& releases,
+                   ServiceThread& worker)
+    : device_(device), allocator_(allocator), releases_(releases), worker_(worker) {}
 
-void OwnOpens::end(const OwnOpen& own, const std::vector<StreamRef>& streams) noexcept {
-  Waiting waiting;
+void OwnOpens::give_up(const OwnOpen& own) noexcept {
   try {
-    waiting = record(own, streams);
-    if (waiting.events.empty()) {
-      allocator_.unpin(own.block.block);
-      return;
-    }
+    allocator_.unpin(own.block.block);
   } catch (const std::exception& failure) {
-    // Never too early: the block stays in limbo.
+    // Never too early: the block stays in use.
     std::fprintf(stderr, "limbo: a block that this process sent itself stays in use: %s\n",
                  failure.what());
-    return;
   }
+}
+
+std::shared_ptr<const GraphEnd> OwnOpens::end_of_graph(StreamRef stream) {
+  return device_.is_capturing(stream) ? releases_.end_of_graph(stream) : nullptr;
+}
+
+void OwnOpens::end(std::list<Ending> one) noexcept {
+  if (try_to_end(one.front())) return;
   {
     const std::lock_guard lock(mutex_);
-    waiting_.push_back(std::move(waiting));
+    waiting_.splice(waiting_.end(), one);
   }
   worker_.nudge();
 }
 
-// The events that the unpin has to wait for.
-OwnOpens::Waiting OwnOpens::record(const OwnOpen& own, const std::vector<StreamRef>& streams) {
-  Waiting waiting{own.block.block, {}};
-  for (const StreamRef& stream : streams) {
-    if (allocator_.record_stream(own.block.data, stream)) continue;
-    if (device_.is_capturing(stream)) {
-      throw Error(ErrorCode::kNotAvailableYet, "A stream that used it is being captured.");
+// True: it is over. Never too early: what cannot be asked is asked again.
+bool OwnOpens::try_to_end(Ending& ending) noexcept {
+  try {
+    while (!ending.streams.empty()) {
+      const StreamRef stream = ending.streams.back();
+      ending.graphs.reserve(ending.graphs.size() + 1);
+      if (auto end = end_of_graph(stream)) ending.graphs.push_back(std::move(end));
+      (void)allocator_.record_stream(ending.own.block.data, stream);
+      ending.streams.pop_back();
     }
-    waiting.events.emplace_back(stream.device, device_.create_event(stream.device));
-    device_.record_event(stream, waiting.events.back().second);
+  } catch (const std::exception&) {
+    return false;
   }
-  return waiting;
+  if (any_lives(ending.graphs)) return false;
+  give_up(ending.own);
+  return true;
 }
 
 std::optional<OwnOpens::Clock::time_point> OwnOpens::run(Clock::time_point now) {
-  std::vector<Waiting> looked;
+  std::list<Ending> looked;
   {
     const std::lock_guard lock(mutex_);
     looked.swap(waiting_);
   }
-  std::vector<Waiting> left;
-  for (Waiting& waiting : looked) {
-    try {
-      const bool passed = std::all_of(
-          waiting.events.begin(), waiting.events.end(),
-          [&](const auto& event) { return device_.query_event(event.first, event.second); });
-      if (!passed) {
-        left.push_back(std::move(waiting));
-        continue;
-      }
-      for (const auto& [device, event] : waiting.events) device_.destroy_event(device, event);
-    } catch (const Error&) {
-      continue;  // the device is broken: the block stays in limbo, never too early
-    }
-    allocator_.unpin(waiting.block);
-  }
+  looked.remove_if([&](Ending& ending) { return try_to_end(ending); });
   const std::lock_guard lock(mutex_);
-  waiting_.insert(waiting_.end(), left.begin(), left.end());
+  waiting_.splice(waiting_.end(), looked);
   if (waiting_.empty()) return std::nullopt;
   return now + kLookAgainAtOwn;
 }
@@ -162,8 +175,8 @@ std::optional<OwnOpens::Clock::time_point> OwnOpens::run(Clock::time_point now) 
 std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                                               const ReceiveOptions& options, Device& device,
                                               Producer& producer, OwnOpens& opens,
-                                              ReceiveCounts& counts) {
-  auto block = std::make_unique<OwnBlock>(opens, counts);
+                                              LiveBlocks& living, ReceiveCounts& counts) {
+  auto block = std::make_unique<OwnBlock>(device, opens, living, counts);
   const OwnOpen own =
       producer.open_own(descriptor.ticket.export_index, descriptor.ticket.generation);
   PinGuard guard(opens, own);
@@ -190,9 +203,9 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
       if (point.number != 0) producer.wait_own(stream, point);
     }
   }
+  block->prepare(stream == home ? std::nullopt : std::optional(stream));
   block->fill(own, descriptor);
   guard.disarm();
-  block->record_stream(stream);
   counts.receives.fetch_add(1, std::memory_order_relaxed);
   return block;
 }

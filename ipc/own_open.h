@@ -2,54 +2,66 @@
 //
 // No driver call where the receiving stream is the block's home; on another stream it waits there
 // for the send's number, and the block, once its owner has freed it, is reused only when that
-// stream has passed what it had queued at the release.
+// stream has passed what it had queued at the release, and when no graph uses it any more.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "allocator/allocator.h"
+#include "ipc/live_blocks.h"
 #include "ipc/producer.h"
 #include "ipc/receive.h"
+#include "ipc/release_queue.h"
 #include "ipc/service_thread.h"
 
 namespace limbo {
 
-// Pins of blocks that are in limbo and whose last readers' streams have not passed yet.
+// Ends opens: the pins of those that graphs use wait here.
 class OwnOpens {
  public:
   using Clock = ServiceThread::Clock;
 
-  OwnOpens(Device& device, Allocator& allocator, ServiceThread& worker);
+  // What an open waits for before it is over.
+  struct Ending {
+    OwnOpen own;
+    std::vector<StreamRef> streams;  // used it, and the allocator was not told: not the home
+    GraphEnds graphs;
+  };
 
-  // Ends an open: unpins once the streams other than the block's home have passed. Where the block
-  // is allocated still, the allocator waits for them itself when it is freed.
-  void end(const OwnOpen& own, const std::vector<StreamRef>& streams) noexcept;
+  OwnOpens(Device& device, Allocator& allocator, ReleaseQueue& releases, ServiceThread& worker);
+
+  // `one`: a list of one, whose node was made with the open. The allocator is told of the streams: it
+  // reuses the block, once its owner has freed it, when they have passed what they had queued. Unpins,
+  // at once where no graph uses the block; a stream that is being captured means one.
+  void end(std::list<Ending> one) noexcept;
+  // Undoes the pin of an open that nobody has used.
+  void give_up(const OwnOpen& own) noexcept;
+  // The graph that `stream` is being captured into; null where it is not. Throws kDeviceError.
+  [[nodiscard]] std::shared_ptr<const GraphEnd> end_of_graph(StreamRef stream);
 
   // The worker's periodic.
   [[nodiscard]] std::optional<Clock::time_point> run(Clock::time_point now);
 
  private:
-  struct Waiting {
-    Block* block = nullptr;
-    std::vector<std::pair<int, EventHandle>> events;
-  };
-
-  [[nodiscard]] Waiting record(const OwnOpen& own, const std::vector<StreamRef>& streams);
+  [[nodiscard]] bool try_to_end(Ending& ending) noexcept;
 
   Device& device_;
   Allocator& allocator_;
+  ReleaseQueue& releases_;
   ServiceThread& worker_;
   std::mutex mutex_;  // guards waiting_; nothing is called under it
-  std::vector<Waiting> waiting_;
+  std::list<Ending> waiting_;
 };
 
 // Errors as Sharing::receive. Everything named outlives the block.
 [[nodiscard]] std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                                                             const ReceiveOptions& options,
                                                             Device& device, Producer& producer,
-                                                            OwnOpens& opens, ReceiveCounts& counts);
+                                                            OwnOpens& opens, LiveBlocks& living,
+                                                            ReceiveCounts& counts);
 
 }  // namespace limbo

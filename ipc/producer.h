@@ -102,6 +102,8 @@ class Producer : public Lender {
   void decline(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
   // The consumer's row is half full: note it now.
   void row_half_full(std::uint32_t lease_number);
+  // The consumer's GPU context is lost; what it held there is released. For the holder list.
+  void lease_lost_context(std::uint32_t lease_number);
 
   // ---- time (called by the reaper) --------------------------------------------------------
   // When run_time_limits has something to do next; nothing if never.

@@ -115,6 +115,14 @@ void Producer::row_half_full(std::uint32_t lease_number) {
   if (impl_->find_lease(lease_number) != nullptr) impl_->run_pass(Look::kChanged);
 }
 
+void Producer::lease_lost_context(std::uint32_t lease_number) {
+  Impl::Hold hold(*impl_);
+  Lease* lease = impl_->find_lease(lease_number);
+  if (lease == nullptr) return;
+  if (!lease->gone) lease->why = "its GPU context is lost";
+  impl_->run_pass(Look::kChanged);
+}
+
 void* Producer::row_mapping(std::uint32_t lease_number) {
   Impl::Hold hold(*impl_);
   const Lease* lease = impl_->find_lease(lease_number);

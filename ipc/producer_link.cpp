@@ -79,7 +79,7 @@ ProducerLink::~ProducerLink() {
 }
 
 bool ProducerLink::producer_has_ended() const noexcept {
-  return orphaned() || is_readable(pidfd_.get());
+  return gone_.load(std::memory_order_acquire) || is_readable(pidfd_.get());
 }
 
 bool ProducerLink::producer_ends_within(std::chrono::milliseconds at_most) const noexcept {
@@ -125,6 +125,15 @@ void ProducerLink::leave() noexcept {
   if (row_.close_if_unused() && imports_.counts().mapped == 0) socket_.bye();
 }
 
+void ProducerLink::tell_context_lost() noexcept {
+  if (told_context_lost_.exchange(true)) return;
+  try {
+    (void)socket_.send(encode_context_lost());
+  } catch (const std::exception&) {
+    // It is for people only: the claims are given back without it.
+  }
+}
+
 void ProducerLink::watch(ServiceThread& reaper) {
   // What the signs mean is looked at in the periodic, which follows every event.
   watch_ = std::make_unique<PeerWatch>(reaper, std::move(watched_pidfd_),
@@ -148,7 +157,7 @@ void ProducerLink::read_connection(ServiceThread& reaper) {
 
 std::optional<DeathSigns::Clock::time_point> ProducerLink::run(DeathSigns::Clock::time_point now) {
   if (!watch_) return std::nullopt;  // not watched yet
-  const bool context_lost = ledger_.header().context_lost.load(std::memory_order_acquire) != 0;
+  const bool context_lost = producer_lost_context();
   DeathSigns& signs = watch_->signs();
   const auto quiet_at = signs.quiet_at(now);
   if (completed_ || (!signs.gone() && !context_lost)) return std::nullopt;

@@ -35,10 +35,17 @@ class ProducerLink {
   [[nodiscard]] ImportCache& imports() noexcept { return imports_; }
 
   // Whether new claims can be made.
-  [[nodiscard]] bool usable() const noexcept { return !orphaned() && !lost_.load(); }
-  // The producer has ended.
-  [[nodiscard]] bool orphaned() const noexcept { return gone_.load(std::memory_order_acquire); }
-  // The same, without waiting for the reaper to notice: looks at the pidfd.
+  [[nodiscard]] bool usable() const noexcept {
+    return !gone_.load(std::memory_order_acquire) && !lost_.load();
+  }
+  // No work of the producer will come: it has ended, or has lost its GPU context.
+  [[nodiscard]] bool orphaned() const noexcept {
+    return gone_.load(std::memory_order_acquire) || producer_lost_context();
+  }
+  [[nodiscard]] bool producer_lost_context() const noexcept {
+    return ledger_.header().context_lost.load(std::memory_order_acquire) != 0;
+  }
+  // Whether the producer has ended, without waiting for the reaper to notice: looks at the pidfd.
   [[nodiscard]] bool producer_has_ended() const noexcept;
   // Waits for that. A dying process's memory goes with its descriptors, before its pidfd tells.
   [[nodiscard]] bool producer_ends_within(std::chrono::milliseconds at_most) const noexcept;
@@ -51,6 +58,8 @@ class ProducerLink {
   // behind that it notes everything anyway).
   void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
   void ring_half_full() noexcept;
+  // This process's GPU context is lost; once.
+  void tell_context_lost() noexcept;
 
   // The process ends: no new claims are made. Where nothing is held, landing or mapped, the lease is
   // given back.
@@ -80,6 +89,7 @@ class ProducerLink {
   ImportCache imports_;
   std::atomic<bool> gone_{false};
   std::atomic<bool> lost_{false};  // the connection is closed
+  std::atomic<bool> told_context_lost_{false};
 
   // Of the reaper alone:
   OwnedFd watched_pidfd_;

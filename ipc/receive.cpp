@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/claimed_block.h"
 #include "ipc/fail_points.h"
-#include "ipc/fork_guard.h"
 #include "ipc/packet.h"
 #include "ipc/protocol/mistakes.h"
 
@@ -20,17 +20,16 @@ namespace {
 constexpr std::chrono::milliseconds kClosingPatience{1};
 constexpr std::chrono::milliseconds kPatienceForAClaimSlot{200};
 
-// What the ledger says about an export, read once, after the claim stands.
-struct ExportFacts {
-  PieceFacts piece;
-  std::uint64_t offset_bytes = 0;
-  std::uint64_t size_bytes = 0;
-  TimelinePoint points[2];
-};
-
 [[noreturn]] void producer_exited() {
   throw Error(ErrorCode::kProducerExited, "The process that sent this has ended.",
               "Keep the sender alive until its messages are opened.");
+}
+
+[[noreturn]] void throw_lost(int device, const std::string& words) {
+  throw Error(ErrorCode::kDeviceError,
+              "This process's context on device " + std::to_string(device) + " is lost" +
+                  (words.empty() ? "." : ": " + words),
+              "Nothing can be received there any more; start the process anew.");
 }
 
 [[noreturn]] void mismatch(const std::string& what) {
@@ -96,76 +95,6 @@ ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
   return facts;
 }
 
-// A claim that stands, as the receiver of a block sees it.
-class ClaimedBlock : public ReceivedBlock {
- public:
-  ClaimedBlock(ReleaseQueue& releases, ReceiveCounts& counts)
-      : releases_(releases), counts_(counts) {
-    job_.streams.reserve(4);
-  }
-  ~ClaimedBlock() override {
-    if (!released_.load()) release();
-  }
-
-  void fill(const ExportFacts& facts, const StreamUse& home) {
-    key_ = {job_.link->producer(), facts.piece.index, facts.piece.generation,
-            facts.offset_bytes,    facts.size_bytes,  job_.mapping->device()};
-    data_ = static_cast<std::byte*>(job_.mapping->base()) + facts.offset_bytes;
-    job_.streams.push_back(home);
-    released_.store(false);
-  }
-  [[nodiscard]] ReleaseJob& job() noexcept { return job_; }
-
-  [[nodiscard]] void* data() const noexcept override { return data_; }
-  [[nodiscard]] std::size_t size_bytes() const noexcept override { return key_.size_bytes; }
-  [[nodiscard]] int device() const noexcept override { return key_.device; }
-  [[nodiscard]] const ReceivedKey& key() const noexcept override { return key_; }
-  [[nodiscard]] bool same_process() const noexcept override { return false; }
-  [[nodiscard]] bool orphaned() const noexcept override { return link_of_life_->orphaned(); }
-
-  void record_stream(StreamRef stream) override {
-    fork_guard::begin_use();
-    const StreamUse use{stream, device_->stream_id(stream)};
-    const std::lock_guard lock(mutex_);
-    if (released_.load()) return;
-    if (std::find(job_.streams.begin(), job_.streams.end(), use) == job_.streams.end()) {
-      job_.streams.push_back(use);
-    }
-  }
-
-  void release() noexcept override {
-    if (fork_guard::is_forked_child()) return;  // it is the parent's
-    ReleaseJob job;
-    {
-      const std::lock_guard lock(mutex_);
-      if (released_.exchange(true)) {
-        counts_.double_releases.fetch_add(1, std::memory_order_relaxed);
-        return;
-      }
-      job = std::move(job_);
-    }
-    counts_.releases.fetch_add(1, std::memory_order_relaxed);
-    releases_.release(std::move(job));
-  }
-
-  void belong_to(Device& device, std::shared_ptr<ProducerLink> link) {
-    device_ = &device;
-    link_of_life_ = link;
-    job_.link = std::move(link);
-  }
-
- private:
-  ReleaseQueue& releases_;
-  ReceiveCounts& counts_;
-  Device* device_ = nullptr;
-  std::shared_ptr<ProducerLink> link_of_life_;  // outlives the release: orphaned() asks it
-  ReceivedKey key_;
-  void* data_ = nullptr;
-  std::atomic<bool> released_{true};  // until fill
-  std::mutex mutex_;                  // guards job_; a leaf
-  ReleaseJob job_;
-};
-
 }  // namespace
 
 // A claim that stands until somebody takes it over: else the host releases it, since no device work
@@ -207,8 +136,13 @@ class Receiver::Claim {
 };
 
 Receiver::Receiver(Device& device, Links& links, ReleaseQueue& releases, ServiceThread& unmapper,
-                   ReceiveCounts& counts)
-    : device_(device), links_(links), releases_(releases), unmapper_(unmapper), counts_(counts) {}
+                   LiveBlocks& living, ReceiveCounts& counts)
+    : device_(device),
+      links_(links),
+      releases_(releases),
+      unmapper_(unmapper),
+      living_(living),
+      counts_(counts) {}
 
 std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
                                                  const ReceiveOptions& options) {
@@ -221,30 +155,57 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
   const std::shared_ptr<ProducerLink> link =
       links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name},
                  {ticket.export_index, ticket.generation});
+  if (link->producer_lost_context()) {
+    throw Error(ErrorCode::kProducerExited,
+                "The process that sent this has lost its GPU context, and the memory with it.",
+                "Start the sender anew.");
+  }
   if (ticket.export_index >= link->ledger().capacities().exports) {
     mismatch("its export is out of range");
   }
-  auto block = std::make_unique<ClaimedBlock>(releases_, counts_);
+  auto block = std::make_unique<ClaimedBlock>(releases_, living_, counts_);
   block->belong_to(device_, link);
 
   Claim claimed = claim(link, ticket);
   LIMBO_FAIL_POINT("receive.after_claim");
-  const ExportFacts facts = read_export(link->ledger(), ticket);
-  const int device = choose_device(facts.piece.uuid, options);
-  const StreamUse home = receiving_stream(device_, device, options);
-  try {
-    claimed.map(facts.piece, device);
-  } catch (const Error&) {
-    // Its memory went with it, where nobody had mapped it yet; it may still be dying.
-    if (link->producer_ends_within(kUntilDeathIsSeen)) producer_exited();
-    throw;
-  }
-  for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
-  LIMBO_FAIL_POINT("receive.after_wait");
-  claimed.hand_over(block->job());
-  block->fill(facts, home);
+  open(*block, claimed, link, ticket, options);
   counts_.receives.fetch_add(1, std::memory_order_relaxed);
   return block;
+}
+
+// What comes behind a claim that stands. Throws; then the claim is given back.
+void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<ProducerLink>& link,
+                    const ExportTicket& ticket, const ReceiveOptions& options) const {
+  const ExportFacts facts = read_export(link->ledger(), ticket);
+  const int device = choose_device(facts.piece.uuid, options);
+  try {
+    if (releases_.is_lost(device)) throw_lost(device, {});
+    const StreamUse home = receiving_stream(device_, device, options);
+    map(claimed, *link, facts.piece, device);
+    for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
+    LIMBO_FAIL_POINT("receive.after_wait");
+    block.prepare();
+    claimed.hand_over(block.job());
+    block.fill(facts, home);
+  } catch (const Error& failure) {
+    if (failure.code() != ErrorCode::kDeviceError) throw;
+    if (releases_.is_lost(device, true)) {
+      link->tell_context_lost();
+      throw_lost(device, failure.what());
+    }
+    throw;
+  }
+}
+
+void Receiver::map(Claim& claimed, ProducerLink& link, const PieceFacts& piece, int device) const {
+  try {
+    claimed.map(piece, device);
+  } catch (const Error&) {
+    if (releases_.is_lost(device, true)) throw;
+    // Its memory went with it, where nobody had mapped it yet; it may still be dying.
+    if (link.producer_ends_within(kUntilDeathIsSeen)) producer_exited();
+    throw;
+  }
 }
 
 Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,

@@ -9,6 +9,7 @@
 #include "allocator/device/device.h"
 #include "ipc/descriptor.h"
 #include "ipc/links.h"
+#include "ipc/live_blocks.h"
 #include "ipc/release_queue.h"
 #include "ipc/sharing.h"
 
@@ -20,10 +21,12 @@ struct ReceiveCounts {
   std::atomic<std::uint64_t> double_releases{0};
 };
 
+class ClaimedBlock;
+
 class Receiver {
  public:
   Receiver(Device& device, Links& links, ReleaseQueue& releases, ServiceThread& unmapper,
-           ReceiveCounts& counts);
+           LiveBlocks& living, ReceiveCounts& counts);
 
   // The block that a descriptor of another process names. Errors as Sharing::receive.
   [[nodiscard]] std::unique_ptr<ReceivedBlock> receive(const Descriptor& descriptor,
@@ -32,6 +35,9 @@ class Receiver {
  private:
   class Claim;
 
+  void open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<ProducerLink>& link,
+            const ExportTicket& ticket, const ReceiveOptions& options) const;
+  void map(Claim& claimed, ProducerLink& link, const PieceFacts& piece, int device) const;
   [[nodiscard]] Claim claim(const std::shared_ptr<ProducerLink>& link,
                             const ExportTicket& ticket) const;
   // A free slot; nothing when the row is full of what is held.
@@ -42,6 +48,7 @@ class Receiver {
   Links& links_;
   ReleaseQueue& releases_;
   ServiceThread& unmapper_;  // told of mappings that become idle
+  LiveBlocks& living_;
   ReceiveCounts& counts_;
 };
 

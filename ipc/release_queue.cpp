@@ -1,310 +1,223 @@
+// The way of a release: where it goes, and when it is looked at again.
 #include "ipc/release_queue.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <functional>
+#include <tuple>
+#include <utility>
 
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
+#include "ipc/release_queue_parts.h"
 
 namespace limbo {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAgainWaiting{2};
+constexpr std::chrono::milliseconds kLookAgainCaptured{10};
 constexpr std::chrono::milliseconds kLookAgainLanding{50};
 
-constexpr const char* kCaptured = "a stream that used it is being captured";
+// Held by a graph.
+class GraphToken {
+ public:
+  GraphToken(std::shared_ptr<GraphEnd> end, std::function<void()> ring)
+      : end_(std::move(end)), ring_(std::move(ring)) {}
+  // On a thread of the driver's: no device call.
+  ~GraphToken() {
+    end_->over.store(true, std::memory_order_release);
+    ring_();
+  }
+  GraphToken(const GraphToken&) = delete;
+  GraphToken& operator=(const GraphToken&) = delete;
+
+ private:
+  std::shared_ptr<GraphEnd> end_;
+  std::function<void()> ring_;
+};
 
 }  // namespace
 
-ReleaseQueue::ReleaseQueue(Device& device, ServiceThread& worker, ServiceThread& unmapper)
-    : device_(device), worker_(worker), unmapper_(unmapper) {}
+bool ReleaseQueue::Alike::operator<(const Alike& other) const noexcept {
+  if (link != other.link) return link < other.link;
+  return std::lexicographical_compare(
+      streams.begin(), streams.end(), other.streams.begin(), other.streams.end(),
+      [](const StreamUse& a, const StreamUse& b) {
+        return std::tie(a.stream.device, a.id) < std::tie(b.stream.device, b.id);
+      });
+}
 
-void ReleaseQueue::release(ReleaseJob job) noexcept {
+ReleaseQueue::ReleaseQueue(Device& device, ServiceThread& releaser, ServiceThread& unmapper)
+    : device_(device),
+      releaser_(releaser),
+      unmapper_(unmapper),
+      room_(device),
+      bell_(std::make_shared<Bell>()) {
+  bell_->thread = &releaser;
+}
+
+ReleaseQueue::~ReleaseQueue() {
+  const std::lock_guard lock(bell_->mutex);
+  bell_->thread = nullptr;
+}
+
+void ReleaseQueue::release(ReleaseJobs one) noexcept {
   if (stopped_.load()) return;
+  start(one, true);
+  releaser_.nudge();
+}
+
+std::shared_ptr<const GraphEnd> ReleaseQueue::end_of_graph(StreamRef stream) {
+  auto end = std::make_shared<GraphEnd>();
+  auto token = std::make_shared<GraphToken>(end, [bell = bell_] {
+    const std::lock_guard lock(bell->mutex);
+    if (bell->thread != nullptr) bell->thread->ring();
+  });
+  LIMBO_FAIL_POINT("release.before_keep");
+  if (!device_.keep_while_graph_lives(stream, std::move(token))) return nullptr;
+  return end;
+}
+
+void ReleaseQueue::put(ReleaseJobs& where, ReleaseJobs& jobs) noexcept {
+  const std::lock_guard lock(mutex_);
+  where.splice(where.end(), jobs);
+}
+
+// The first attempt is `fresh`: only what is captured just then can have used the block.
+void ReleaseQueue::start(ReleaseJobs& one, bool fresh) noexcept {
+  const InHands in_hands(*this, 1);
   try {
-    switch (way_of(job)) {
+    switch (way_of(one.front(), fresh)) {
       case Way::kEnqueue:
-        start_or_queue(std::move(job));
+        enqueue_or_wait(one);
+        return;
+      case Way::kPark:
+        put(parked_, one);
+        LIMBO_FAIL_POINT("release.after_park");
         return;
       case Way::kWhenIdle:
-        when_device_is_idle(std::move(job));
+        put(idle_, one);
+        unmapper_.nudge();
+        return;
+      case Way::kLost:
+        end_lost(one);
         return;
       case Way::kKeep:
-        keep(kCaptured);
+        keep(one, "a graph uses it, and the driver cannot tell of the graph's end");
         return;
     }
-  } catch (const std::exception& failure) {
-    keep(failure.what());
+  } catch (const std::exception&) {
+    // No host memory, most likely. (What the device refuses is met where it is asked.)
+    put(failed_, one);
   }
 }
 
 // Asked right before enqueueing, however late that is. A handle that means another stream by now, or
-// none, tells nothing about the work that used the block; and a release that became part of a graph
-// would give back, at every launch, whatever its slot holds by then.
-ReleaseQueue::Way ReleaseQueue::way_of(const ReleaseJob& job) noexcept {
+// none, tells nothing about the work that used the block.
+ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
+  const int device = job.mapping->device();
+  if (is_lost(device)) return Way::kLost;
+  if (any_lives(job.graphs)) return Way::kPark;
+  if (job.in_graph || job.unknown_graph) return Way::kWhenIdle;
+  bool captured = false;
   try {
     for (const StreamUse& use : job.streams) {
       if (device_.stream_id(use.stream) != use.id) return Way::kWhenIdle;
     }
+    for (const StreamUse& use : job.streams) captured |= device_.is_capturing(use.stream);
+  } catch (const Error&) {
+    return is_lost(device, true) ? Way::kLost : Way::kWhenIdle;
+  }
+  if (!captured) return Way::kEnqueue;
+  if (!fresh) return Way::kPark;
+  try {
+    job.graphs.reserve(job.graphs.size() + job.streams.size());
     for (const StreamUse& use : job.streams) {
-      if (device_.is_capturing(use.stream)) return Way::kKeep;
+      if (auto end = end_of_graph(use.stream)) job.graphs.push_back(std::move(end));
     }
   } catch (const std::exception&) {
-    return Way::kWhenIdle;  // where the device itself is broken, waiting for it fails
+    return is_lost(device, true) ? Way::kLost : Way::kKeep;
   }
-  return Way::kEnqueue;
+  return Way::kPark;
 }
 
-void ReleaseQueue::when_device_is_idle(ReleaseJob&& job) {
-  auto kept = std::make_shared<ReleaseJob>(std::move(job));
+void ReleaseQueue::enqueue_or_wait(ReleaseJobs& one) {
+  const ReleaseJob& job = one.front();
+  const Alike key{job.link.get(), job.streams};
   {
     const std::lock_guard lock(mutex_);
-    ++being_enqueued_;
-  }
-  unmapper_.post([this, kept] {
-    try {
-      for (const StreamUse& use : kept->streams) device_.synchronize_device(use.stream.device);
-      protocol::StdMemory memory;
-      protocol::release_by_host(memory, kept->link->row().view(), kept->release.slot,
-                                kept->release.target);
-      Batch batch;
-      batch.jobs.push_back(std::move(*kept));
-      finish(batch);
-    } catch (const std::exception& failure) {
-      keep(failure.what());
-    }
-    const std::lock_guard lock(mutex_);
-    --being_enqueued_;
-  });
-}
-
-void ReleaseQueue::start_or_queue(ReleaseJob&& job) {
-  std::list<Batch> one(1);
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    if (attempt == 1) poll();
-    const std::lock_guard lock(mutex_);
-    if (reserve(job, one.front())) {
-      one.front().jobs.push_back(std::move(job));
-      ++being_enqueued_;
-      break;
-    }
-    if (attempt == 1) waiting_.push_back(std::move(job));
-  }
-  if (!one.front().jobs.empty()) enqueue(std::move(one));
-  worker_.nudge();
-}
-
-// One entry on the stream; for several an event on each, and on the internal stream a wait for
-// each and the batch.
-bool ReleaseQueue::reserve(const ReleaseJob& job, Batch& batch) {
-  const auto full = [&](const StreamKey& key) {
-    const auto found = load_.find(key);
-    return found != load_.end() && found->second >= kMaxUnlanded;
-  };
-  std::vector<std::pair<StreamKey, std::uint32_t>> load;
-  for (const StreamUse& use : job.streams) load.push_back({{use.stream.device, use.id}, 1});
-  if (job.streams.size() > 1) {
-    const int device = job.mapping->device();
-    if (const auto internal = internal_.find(device); internal != internal_.end()) {
-      load.push_back(
-          {{device, internal->second.id}, static_cast<std::uint32_t>(job.streams.size() + 1)});
+    if (const auto group = waiting_.find(key); group != waiting_.end()) {
+      group->second.splice(group->second.end(), one);
+      return;
     }
   }
-  for (const auto& [key, count] : load) {
-    if (full(key)) return false;
-  }
-  for (const auto& [key, count] : load) load_[key] += count;
-  batch.load = std::move(load);
-  return true;
-}
-
-// Enqueues the batch, which is the only one of `one`.
-void ReleaseQueue::enqueue(std::list<Batch>&& one) noexcept {
-  Batch& batch = one.front();
-  const std::uint64_t count = batch.jobs.size();
-  bool enqueued = false;
+  std::list<Batch> batch(1);
+  std::optional<StreamRoom::Taken> room;
   try {
-    LIMBO_FAIL_POINT("release.before_enqueue");
-    const bool several = batch.jobs.front().streams.size() > 1;
-    const StreamUse target = several ? join_streams(batch) : batch.jobs.front().streams.front();
-    enqueue_writes(batch, target.stream);
-    enqueued = true;
-    LIMBO_FAIL_POINT("release.after_enqueue");
-  } catch (const std::exception& failure) {
-    // Whether some of it will be written is not known, so the slots are not used again.
-    if (!enqueued) keep(failure.what());
+    for (int attempt = 0; attempt < 2 && !room; ++attempt) {
+      if (attempt > 0) poll();
+      room = room_.take(job.streams, job.streams.size() > 1, job.mapping->device());
+    }
+  } catch (const Error&) {  // no lane could be made
+    batch.front().jobs.splice(batch.front().jobs.end(), one);
+    not_enqueued(batch.front(), true);
+    return;
+  }
+  if (room) {
+    batch.front().room = std::move(*room);
+    batch.front().jobs.splice(batch.front().jobs.end(), one);
+    enqueue(batch);
+    return;
   }
   const std::lock_guard lock(mutex_);
-  being_enqueued_ -= count;
-  if (enqueued) {
-    enqueued_.splice(enqueued_.end(), one);
-  } else {
-    for (const auto& [key, entries] : batch.load) load_[key] -= entries;
-  }
-}
-
-void ReleaseQueue::enqueue_writes(Batch& batch, StreamRef target) {
-  std::vector<protocol::Release> releases;
-  for (const ReleaseJob& job : batch.jobs) releases.push_back(job.release);
-  ConsumerRow& row = batch.jobs.front().link->row();
-  std::vector<WordWrite> writes;
-  writes.reserve(Device::kMaxBatchOperations);
-  const std::size_t written = protocol::write_release_batch(
-      row.view(), releases, Device::kMaxBatchOperations, [&] { return row.next_number(); },
-      [&](SharedWord* word, std::uint64_t value) {
-        writes.push_back({reinterpret_cast<std::uint64_t*>(word), value});
-      });
-  if (written != releases.size()) {
-    throw Error(ErrorCode::kInternal, "A batch of releases has more operations than fit into one.");
-  }
-  device_.write_words(target, writes);
-}
-
-StreamUse ReleaseQueue::join_streams(Batch& batch) {
-  const ReleaseJob& job = batch.jobs.front();
-  const StreamUse internal = internal_stream(job.mapping->device());
-  for (const StreamUse& use : job.streams) {
-    batch.events.push_back(take_event(use.stream.device));
-    device_.record_event(use.stream, batch.events.back().handle);
-    device_.wait_event(internal.stream, batch.events.back().handle);
-  }
-  return internal;
-}
-
-StreamUse ReleaseQueue::internal_stream(int device) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto found = internal_.find(device); found != internal_.end()) return found->second;
-  }
-  const StreamRef made{device, device_.create_stream(device)};
-  const StreamUse use{made, device_.stream_id(made)};
-  StreamUse kept;
-  {
-    const std::lock_guard lock(mutex_);
-    kept = internal_.emplace(device, use).first->second;
-  }
-  if (kept.id != use.id) device_.destroy_stream(made);  // another thread was first
-  return kept;
-}
-
-ReleaseQueue::Event ReleaseQueue::take_event(int device) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(spare_events_.begin(), spare_events_.end(),
-                                    [&](const Event& event) { return event.device == device; });
-    if (found != spare_events_.end()) {
-      const Event event = *found;
-      spare_events_.erase(found);
-      return event;
-    }
-  }
-  return {device, device_.create_event(device)};
-}
-
-void ReleaseQueue::poll() noexcept {
-  std::list<Batch> landed;
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto batch = enqueued_.begin(); batch != enqueued_.end();) {
-      const auto current = batch++;
-      // Writes of a batch land in order: the last claim's tells of the others.
-      ReleaseJob& last = current->jobs.back();
-      if (!last.link->row().landed(last.release.slot)) continue;
-      for (const auto& [key, entries] : current->load) {
-        if ((load_[key] -= entries) == 0) load_.erase(key);
-      }
-      spare_events_.insert(spare_events_.end(), current->events.begin(), current->events.end());
-      landed.splice(landed.end(), enqueued_, current);
-    }
-  }
-  for (Batch& batch : landed) finish(batch);
-}
-
-void ReleaseQueue::finish(Batch& batch) noexcept {
-  for (const ReleaseJob& job : batch.jobs) {
-    job.link->row().released(job.release.slot);
-    if (job.link->imports().let_go(job.mapping)) unmapper_.nudge();
-  }
-}
-
-// Takes everything out of waiting_ that may start now: releases of one link and one stream together.
-void ReleaseQueue::take_waiting(std::list<Batch>& batches) {
-  // A claim, its group's dirty word, and the row's for all: always at least this many fit.
-  constexpr std::size_t kJobsPerBatch = (Device::kMaxBatchOperations - 1) / 2;
-  std::deque<ReleaseJob> later;
-  for (ReleaseJob& job : waiting_) {
-    const auto same = std::find_if(batches.begin(), batches.end(), [&](const Batch& batch) {
-      const ReleaseJob& first = batch.jobs.front();
-      return first.link == job.link && job.streams.size() == 1 && first.streams == job.streams &&
-             batch.jobs.size() < kJobsPerBatch;
-    });
-    if (same != batches.end()) {
-      same->jobs.push_back(std::move(job));
-      continue;
-    }
-    Batch batch;
-    if (reserve(job, batch)) {
-      batch.jobs.push_back(std::move(job));
-      batches.push_back(std::move(batch));
-    } else {
-      later.push_back(std::move(job));
-    }
-  }
-  waiting_ = std::move(later);
-  for (const Batch& batch : batches) being_enqueued_ += batch.jobs.size();
+  ReleaseJobs& group = waiting_[key];
+  group.splice(group.end(), one);
 }
 
 std::optional<ReleaseQueue::Clock::time_point> ReleaseQueue::run(Clock::time_point now) {
+  if (stopped_.load()) return std::nullopt;
   poll();
-  std::list<Batch> batches;
+  look_for_losses(now);
+  ReleaseJobs again;
   {
     const std::lock_guard lock(mutex_);
-    if (!stopped_.load()) take_waiting(batches);
+    again.splice(again.end(), failed_);
+    for (auto job = parked_.begin(); job != parked_.end();) {
+      const auto current = job++;
+      if (!any_lives(current->graphs)) again.splice(again.end(), parked_, current);
+    }
+    in_hands_.fetch_add(again.size());
   }
-  while (!batches.empty()) {
-    std::list<Batch> one;
-    one.splice(one.begin(), batches, batches.begin());
-    // All jobs of a batch have the same streams.
-    const Way way = way_of(one.front().jobs.front());
-    if (way == Way::kEnqueue) {
-      enqueue(std::move(one));
-      continue;
-    }
-    std::vector<ReleaseJob> jobs = std::move(one.front().jobs);
-    {
-      const std::lock_guard lock(mutex_);
-      being_enqueued_ -= jobs.size();
-      for (const auto& [key, entries] : one.front().load) load_[key] -= entries;
-    }
-    if (way == Way::kKeep) {
-      keep(kCaptured);
-      continue;
-    }
-    for (ReleaseJob& job : jobs) when_device_is_idle(std::move(job));
+  const std::uint64_t count = again.size();
+  while (!again.empty()) {
+    ReleaseJobs one;
+    one.splice(one.begin(), again, again.begin());
+    start(one, false);
   }
+  in_hands_.fetch_sub(count);
+  enqueue_waiting();
+
   const std::lock_guard lock(mutex_);
   if (!waiting_.empty()) return now + kLookAgainWaiting;
-  if (!enqueued_.empty()) return now + kLookAgainLanding;
-  return std::nullopt;
+  const bool captured = std::any_of(parked_.begin(), parked_.end(),
+                                    [](const ReleaseJob& job) { return !any_lives(job.graphs); });
+  if (captured) return now + kLookAgainCaptured;
+  if (landing_.empty() && parked_.empty() && failed_.empty()) return std::nullopt;
+  return now + kLookAgainLanding;
 }
 
 std::uint64_t ReleaseQueue::pending(const ProducerLink* link) {
-  const auto counts = [&](const ReleaseJob& job) { return !link || job.link.get() == link; };
+  const auto counted = [&](const ReleaseJobs& jobs) {
+    return static_cast<std::uint64_t>(std::count_if(
+        jobs.begin(), jobs.end(),
+        [&](const ReleaseJob& job) { return link == nullptr || job.link.get() == link; }));
+  };
   const std::lock_guard lock(mutex_);
-  std::uint64_t count = being_enqueued_;
-  count += static_cast<std::uint64_t>(std::count_if(waiting_.begin(), waiting_.end(), counts));
-  for (const Batch& batch : enqueued_) {
-    if (counts(batch.jobs.front())) count += batch.jobs.size();
+  std::uint64_t count = in_hands_.load();
+  for (const auto& [key, group] : waiting_) count += counted(group);
+  for (const auto& [key, landing] : landing_) {
+    for (const Batch& batch : landing.batches) count += counted(batch.jobs);
   }
-  return count;
-}
-
-void ReleaseQueue::keep(const std::string& why) noexcept {
-  if (stopped_.load() || warned_.exchange(true)) return;
-  std::fprintf(stderr,
-               "limbo: a received block could not be given back (%s); its sender gets it back when "
-               "this process ends. Further ones are not reported.\n",
-               why.c_str());
+  return count + counted(parked_) + counted(idle_) + counted(failed_);
 }
 
 }  // namespace limbo

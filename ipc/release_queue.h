@@ -1,118 +1,157 @@
 // Stream-ordered releases: a claim ends when the streams that used its block have passed.
 //
 // The batch of writes (release.h) goes on the one stream that used the block. Where there were
-// several, an internal stream waits for an event on each, and the batch goes there: never on the
+// several, a lane (stream_room.h) waits for an event on each, and the batch goes there: never on the
 // home stream, which such a wait could deadlock against a timeline.
 //
-// A stream takes 1,021 entries behind a long kernel, then the next call blocks the host. So at most
-// kMaxUnlanded entries of a stream are Limbo's own and unlanded; further releases wait here, and the
-// worker enqueues them, many in one batch, when earlier ones have landed.
+// Where a release is, and what it waits for:
 //
-// What cannot be enqueued (the device refuses, or a stream is being captured) stays held until this
-// process is quiet: nothing is reused too early, and one warning says so. No device call is made
-// under a lock.
+// | in        | waits for                                              | looked at by   |
+// |-----------|--------------------------------------------------------|----------------|
+// | landing   | its batch's writes, enqueued                           | releaser       |
+// | waiting   | room: too many entries of ours on its streams; then    | releaser       |
+// |           | many in one batch, on a lane                           |                |
+// | parked    | no stream that used it is captured, no graph that uses | releaser; the  |
+// |           | it lives                                               | graph rings    |
+// | idle      | its device is idle: a stream has gone, the driver has  | unmapper       |
+// |           | refused a call, or the batch may be part of a graph    |                |
+// | failed    | another attempt: no host memory                        | releaser       |
+// | (for ever)| the end of this process: a graph uses it, and the      | nobody; one    |
+// |           | driver cannot tell of the graph's end                  | warning        |
+//
+// A device whose context is lost (Device::is_lost) writes nothing any more: what was to be released
+// on it is RELEASED by the host, and slots whose batch had been enqueued are never used again.
+//
+// Captures: nothing of ours may become part of a graph, which would give back, at every launch, what
+// its slot holds by then. A stream is asked before and after the call. A late release goes by an
+// event and a lane: recorded into a capture, an event is not waited for, and leaves nothing in the
+// graph. A release in the program's own thread is one write; where somebody begins to capture that
+// very stream meanwhile, the write may be in the graph, and the release is kept until the graph is
+// over and the device idle.
+//
+// No device call is made under a lock.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "allocator/device/device.h"
-#include "ipc/producer_link.h"
-#include "ipc/protocol/release.h"
+#include "ipc/release_job.h"
 #include "ipc/service_thread.h"
+#include "ipc/stream_room.h"
 
 namespace limbo {
-
-// A stream, and the driver's own name for it: handles are reused, ids are not.
-struct StreamUse {
-  StreamRef stream;
-  std::uint64_t id = 0;
-
-  friend bool operator==(const StreamUse&, const StreamUse&) = default;
-};
-
-struct ReleaseJob {
-  std::shared_ptr<ProducerLink> link;
-  protocol::Release release;
-  Mapping* mapping = nullptr;
-  std::vector<StreamUse> streams;  // at least one, each once
-};
 
 class ReleaseQueue {
  public:
   using Clock = ServiceThread::Clock;
 
-  static constexpr std::uint32_t kMaxUnlanded = 256;
+  // `releaser` calls run(), `unmapper` calls run_when_idle(): waiting for a device is allowed there.
+  ReleaseQueue(Device& device, ServiceThread& releaser, ServiceThread& unmapper);
+  ~ReleaseQueue();
 
-  // `worker` calls run(); `unmapper` is where waiting for a whole device is allowed.
-  ReleaseQueue(Device& device, ServiceThread& worker, ServiceThread& unmapper);
+  // `one`: a list of one. Never waits, but for what a launch on its stream would wait for.
+  void release(ReleaseJobs one) noexcept;
 
-  void release(ReleaseJob job) noexcept;
+  // The end of the graph that `stream` is being captured into; null when it is not. Throws
+  // kDeviceError.
+  [[nodiscard]] std::shared_ptr<const GraphEnd> end_of_graph(StreamRef stream);
 
   // Strikes off what has landed: its slot waits for the producer, its mapping loses its hold.
   void poll() noexcept;
 
-  // The worker's periodic: enqueues what waits, polls.
+  // The releaser's periodic.
   [[nodiscard]] std::optional<Clock::time_point> run(Clock::time_point now);
+  // The unmapper's: true when some release still waits for its device.
+  bool run_when_idle() noexcept;
 
-  // Releases enqueued or waiting; of one producer's blocks, where it is named.
+  // Whether the context on `device` is lost, as far as was noticed: costs a load. With `look`, the
+  // device is asked.
+  [[nodiscard]] bool is_lost(int device, bool look = false) noexcept;
+
+  // Releases that are not over; of one producer's blocks, where it is named.
   [[nodiscard]] std::uint64_t pending(const ProducerLink* link = nullptr);
 
   // From now on no release touches the device: the process is ending.
   void stop() noexcept { stopped_.store(true); }
 
  private:
-  using StreamKey = std::pair<int, std::uint64_t>;
-  struct Event {
-    int device = 0;
-    EventHandle handle = nullptr;
-  };
-  // What went to a device together.
+  using StreamKey = StreamRoom::StreamKey;
+  // What went to a device together: jobs of one link, on the same streams.
   struct Batch {
-    std::vector<ReleaseJob> jobs;  // all of one link
-    std::vector<std::pair<StreamKey, std::uint32_t>> load;
-    std::vector<Event> events;
+    ReleaseJobs jobs;
+    StreamRoom::Taken room;
+    std::vector<StreamRoom::Event> events;
   };
+  // Batches of one target stream, in the order of their writes.
+  struct Landing {
+    std::list<Batch> batches;
+    std::uint32_t coming = 0;  // being enqueued: the entry stays
+  };
+  // Jobs that can go into one batch.
+  struct Alike {
+    const ProducerLink* link;
+    std::vector<StreamUse> streams;
+    [[nodiscard]] bool operator<(const Alike& other) const noexcept;
+  };
+  // Rings the releaser when a graph is over, as long as there is one.
+  struct Bell {
+    std::mutex mutex;  // guards thread
+    ServiceThread* thread = nullptr;
+  };
+  class InHands;
 
-  void start_or_queue(ReleaseJob&& job);
-  enum class Way { kEnqueue, kWhenIdle, kKeep };
-  [[nodiscard]] Way way_of(const ReleaseJob& job) noexcept;
-  void when_device_is_idle(ReleaseJob&& job);
-  void keep(const std::string& why) noexcept;
+  // ---- the way of a release (release_queue.cpp)
+  enum class Way { kEnqueue, kPark, kWhenIdle, kLost, kKeep };
+  void start(ReleaseJobs& one, bool fresh) noexcept;
+  [[nodiscard]] Way way_of(ReleaseJob& job, bool fresh);
+  void enqueue_or_wait(ReleaseJobs& one);
+  void put(ReleaseJobs& where, ReleaseJobs& jobs) noexcept;
 
-  // Under mutex_:
-  [[nodiscard]] bool reserve(const ReleaseJob& job, Batch& batch);
-  void take_waiting(std::list<Batch>& batches);
+  // ---- batches (release_batch.cpp)
+  void enqueue(std::list<Batch>& one) noexcept;
+  [[nodiscard]] bool join(Batch& batch);
+  void write(Batch& batch, StreamRef target);
+  void may_be_in_graph(Batch& batch, StreamRef target) noexcept;
+  void not_enqueued(Batch& batch, bool device_refused) noexcept;
+  void finish(ReleaseJobs& jobs) noexcept;
 
-  void enqueue(std::list<Batch>&& one) noexcept;
-  void enqueue_writes(Batch& batch, StreamRef target);
-  [[nodiscard]] StreamUse join_streams(Batch& batch);
-  [[nodiscard]] StreamUse internal_stream(int device);
-  [[nodiscard]] Event take_event(int device);
-  void finish(Batch& batch) noexcept;
+  // ---- what takes its time (release_later.cpp)
+  void enqueue_waiting();
+  void take_alike(const Alike& key, ReleaseJobs& jobs);
+  void end_by_host(ReleaseJob& job, bool may_still_write) noexcept;
+  void end_lost(ReleaseJobs& jobs) noexcept;
+  void notice_loss(int device) noexcept;
+  void look_for_losses(Clock::time_point now);
+  void ask_globally(int device);
+  void keep(ReleaseJobs& jobs, const char* why) noexcept;
 
   Device& device_;
-  ServiceThread& worker_;
+  ServiceThread& releaser_;
   ServiceThread& unmapper_;
+  StreamRoom room_;
+  const std::shared_ptr<Bell> bell_;
   std::atomic<bool> stopped_{false};
   std::atomic<bool> warned_{false};
+  std::atomic<std::uint64_t> lost_devices_{0};  // a bit each
+  std::atomic<std::uint64_t> in_hands_{0};      // jobs that some thread has in its hands
 
-  std::mutex mutex_;                         // guards what follows; nothing is called under it
-  std::map<StreamKey, std::uint32_t> load_;  // entries of ours that have not landed
-  std::deque<ReleaseJob> waiting_;
-  std::list<Batch> enqueued_;
-  std::uint64_t being_enqueued_ = 0;
-  std::map<int, StreamUse> internal_;
-  std::vector<Event> spare_events_;
+  Clock::time_point next_look_for_losses_{};  // of the releaser alone
+
+  std::mutex mutex_;  // guards what follows; nothing is called under it
+  std::map<StreamKey, Landing> landing_;
+  std::map<Alike, ReleaseJobs> waiting_;
+  ReleaseJobs parked_;
+  ReleaseJobs idle_;
+  ReleaseJobs failed_;
+  ReleaseJobs kept_;
 };
 
 }  // namespace limbo

@@ -1,12 +1,15 @@
 // A background thread of the library: waits for descriptors, for tasks from other threads, and for
-// deadlines. Three of them exist in a process that shares:
+// deadlines. Four of them exist in a process that shares:
 //
 // | thread         | does                                        | may wait for              |
 // |----------------|---------------------------------------------|---------------------------|
 // | limbo-reaper   | connections, deaths, completing waits of the| nothing; no device call   |
 // |                | dead                                        |                           |
-// | limbo-worker   | sweeps, collects, time limits, late releases| what a launch waits for   |
-// | limbo-unmapper | closes mappings                             | kernels                   |
+// | limbo-worker   | sweeps, collects, time limits               | what recording an event   |
+// |                |                                             | waits for                 |
+// | limbo-releaser | late releases; strikes off what has landed  | what a launch waits for   |
+// | limbo-unmapper | closes mappings; releases that wait for an  | kernels                   |
+// |                | idle device                                 |                           |
 //
 // The reaper makes no device call at all: a host thread of the program may be stuck in the driver
 // behind the very wait that the reaper has to complete.

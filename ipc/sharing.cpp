@@ -36,11 +36,11 @@ struct SharingService::Engine {
   Engine(Device& its_device, const Incarnation& own)
       : device(its_device),
         links(device, own, reaper, unmapper_thread),
-        releases(device, worker, unmapper_thread),
-        receiver(device, links, releases, unmapper_thread, counts),
+        releases(device, releaser, unmapper_thread),
+        receiver(device, links, releases, unmapper_thread, living, counts),
         unmapper(device, links, releases) {
-    worker.post([this] {
-      add_periodic(worker, [this](Clock::time_point now) { return releases.run(now); });
+    releaser.post([this] {
+      add_periodic(releaser, [this](Clock::time_point now) { return releases.run(now); });
     });
     unmapper_thread.post([this] {
       add_periodic(unmapper_thread, [this](Clock::time_point now) { return unmapper.run(now); });
@@ -58,8 +58,10 @@ struct SharingService::Engine {
   std::atomic<bool> ended{false};
   ServiceThread reaper{"limbo-reaper"};
   ServiceThread worker{"limbo-worker"};
+  ServiceThread releaser{"limbo-releaser"};
   ServiceThread unmapper_thread{"limbo-unmapper"};
   ReceiveCounts counts;
+  LiveBlocks living;
   Links links;
   ReleaseQueue releases;
   Receiver receiver;
@@ -71,7 +73,7 @@ struct SharingService::Lending : LeaseKeeper {
   Lending(Engine& its_engine, Allocator& allocator, const Incarnation& own)
       : engine(its_engine),
         producer(engine.device, allocator, own, capacities_from_options()),
-        own_opens(engine.device, allocator, engine.worker),
+        own_opens(engine.device, allocator, engine.releases, engine.worker),
         channel(engine.reaper, engine.worker, *this, own) {
     allocator.set_lender(&producer);  // on a miss it is asked to collect
     engine.worker.post([this] {
@@ -89,6 +91,7 @@ struct SharingService::Lending : LeaseKeeper {
       return deadline;
     }
     if (now >= next_collect) {
+      look_for_a_lost_context();
       interval = producer.collect() ? kCollectSoon : std::min(2 * interval, kCollectLater);
       next_collect = now + interval;
     }
@@ -114,6 +117,15 @@ struct SharingService::Lending : LeaseKeeper {
   void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
   bool lease_left(std::uint32_t lease) override {
     return !engine.ended.load() && producer.lease_left(lease);
+  }
+  void context_lost(std::uint32_t lease) override { producer.lease_lost_context(lease); }
+
+  // A context that is lost takes the whole process's GPU work with it. Told again and again: a late
+  // write may have set a timeline back.
+  void look_for_a_lost_context() {
+    for (int device = 0; device < engine.device.device_count(); ++device) {
+      if (engine.device.is_lost(device)) producer.mark_context_lost();
+    }
   }
 
   Engine& engine;
@@ -166,7 +178,12 @@ Bytes SharingService::share(const void* data, std::size_t size_bytes, const Shar
   descriptor.boot = boot_id();
   descriptor.directory = lend.channel.directory();
   descriptor.socket_name = lend.channel.socket_name();
-  descriptor.ticket = lend.producer.share(data, size_bytes, options);
+  try {
+    descriptor.ticket = lend.producer.share(data, size_bytes, options);
+  } catch (const Error& failure) {
+    if (failure.code() == ErrorCode::kDeviceError) lend.look_for_a_lost_context();
+    throw;
+  }
   lend.engine.worker.nudge();
   try {
     return encode_descriptor(descriptor);
@@ -184,7 +201,7 @@ Received SharingService::receive(ByteSpan bytes, const ReceiveOptions& options) 
   if (descriptor.producer == owned_incarnation_) {
     Lending& lend = lending();
     received.block = open_own_block(descriptor, options, with.device, lend.producer, lend.own_opens,
-                                    with.counts);
+                                    with.living, with.counts);
   } else {
     received.block = with.receiver.receive(descriptor, options);
   }
@@ -249,6 +266,15 @@ SharingStats SharingService::stats() {
     stats.closes += counts.closes;
   }
   return stats;
+}
+
+bool SharingService::keep_for_graph(StreamRef capturing) {
+  fork_guard::begin_use();
+  Engine* with = engine_.load(std::memory_order_acquire);
+  if (with == nullptr) return device_source_().is_capturing(capturing);
+  const auto end = with->releases.end_of_graph(capturing);
+  if (end) with->living.keep_all_until(capturing.device, end);
+  return end != nullptr;
 }
 
 bool SharingService::drain(std::chrono::milliseconds at_most) {

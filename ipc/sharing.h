@@ -79,7 +79,9 @@ class ReceivedBlock {
 
   // The block is also used on `stream`: the release waits for what that has queued by then. A stream
   // that was named lives until stats().releases_pending is 0: NVIDIA's driver crashes on the handle
-  // of one that was destroyed. (torch never destroys its own.)
+  // of one that was destroyed. (torch never destroys its own.) Where `stream` is being captured, the
+  // claim lasts until that graph is destroyed. Throws kBadArgument for cudaStreamPerThread, and
+  // kDeviceError for what is no stream.
   virtual void record_stream(StreamRef stream) = 0;
 
   // Gives the block back behind the streams that used it. The host goes on at once. Idempotent: a
@@ -172,6 +174,14 @@ class Sharing {
 
   [[nodiscard]] virtual std::vector<Holder> holders() = 0;
   [[nodiscard]] virtual SharingStats stats() = 0;
+
+  // For whoever captures a graph that may use received memory, on the thread that captures: every
+  // received block of the device that lives now keeps its claim until the graph that `capturing` is
+  // captured into is destroyed. Nobody can see which blocks the captured kernels use, so these are
+  // all; call it when the capture begins and before it ends. (Without it, a block that is let go of
+  // while a stream that it knows is being captured, and one whose record_stream names such a
+  // stream, are kept too.) False where `capturing` is not being captured. Throws kDeviceError.
+  virtual bool keep_for_graph(StreamRef capturing) = 0;
 
   // Waits, at most `at_most`, until nothing is in flight, every holder has mapped what it holds, and
   // what was queued before it was sent is done. Called at exit (option exit_drain_ms). True when that was reached.

@@ -30,6 +30,7 @@ class SharingService : public Sharing {
   Reaped reap(bool force) override;
   [[nodiscard]] std::vector<Holder> holders() override;
   [[nodiscard]] SharingStats stats() override;
+  bool keep_for_graph(StreamRef capturing) override;
   bool drain(std::chrono::milliseconds at_most) override;
   [[nodiscard]] Incarnation incarnation() override;
 

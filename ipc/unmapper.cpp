@@ -22,25 +22,40 @@ const Option kBytes({"import_cache_bytes", "bytes", 0, std::int64_t{1} << 62, st
 Unmapper::Unmapper(Device& device, Links& links, ReleaseQueue& releases)
     : device_(device), links_(links), releases_(releases) {}
 
+// What somebody waits for comes first: a dead producer's tables and releases that need an idle device
+// wait for one device at a time, and in between it is looked again.
 std::optional<Unmapper::Clock::time_point> Unmapper::run(Clock::time_point) {
   releases_.poll();
-  std::vector<Candidate> kept;
+  std::uint64_t kept = close_mappings();
+  const bool more = releases_.run_when_idle();
   bool dead_links = false;
+  bool at_once = false;
+  for (const auto& link : links_.all()) {
+    if (link->usable()) continue;
+    dead_links = true;
+    if (link->row().occupied() > 0 || link->imports().counts().mapped > 0) continue;
+    at_once |= !wait_for_one_device(link);
+    kept = close_mappings();
+  }
+  if (at_once) return Clock::now();
+  if (kept == 0 && !dead_links && !more) return std::nullopt;
+  return Clock::now() + kLookAgainAtPieces;
+}
+
+// Closes what is wanted back, what belongs to the dead, and what is too much. Returns how many idle
+// mappings stay.
+std::uint64_t Unmapper::close_mappings() {
+  std::vector<Candidate> kept;
   for (const auto& link : links_.all()) {
     const bool dead = !link->usable();
     for (const ImportCache::Idle& idle : link->imports().idle()) {
-      Candidate candidate{link, idle};
       if (dead || idle.wanted) {
-        close(candidate);
+        close({link, idle});
       } else {
-        kept.push_back(std::move(candidate));
+        kept.push_back({link, idle});
       }
     }
-    if (!dead) continue;
-    dead_links = true;
-    forget_finished(link);
   }
-
   std::sort(kept.begin(), kept.end(), [](const Candidate& one, const Candidate& other) {
     return one.idle.last_use > other.idle.last_use;
   });
@@ -56,30 +71,37 @@ std::optional<Unmapper::Clock::time_point> Unmapper::run(Clock::time_point) {
     ++pieces;
     bytes += candidate.idle.size_bytes;
   }
-  if (pieces == 0 && !dead_links) return std::nullopt;
-  return Clock::now() + kLookAgainAtPieces;
+  return pieces;
 }
 
 void Unmapper::close(const Candidate& candidate) {
   try {
     candidate.link->imports().close(candidate.idle.mapping);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // It stays mapped and marked: its producer keeps the memory until this process ends.
   }
 }
 
-// Nothing of it is held, landing or mapped: the tables can go. A stream may still have a wait or a
-// last dirty word on them behind it, so the devices are waited for.
-void Unmapper::forget_finished(const std::shared_ptr<ProducerLink>& link) {
-  if (link->row().occupied() > 0 || link->imports().counts().mapped > 0) return;
-  try {
-    for (int device = 0; device < device_.device_count(); ++device) {
+// Nothing of the link is held, landing or mapped: when its devices have been idle, the tables can go.
+// Until then a stream may have a wait or a last dirty word on them behind it. A device whose context
+// is lost may still write: the tables stay.
+bool Unmapper::wait_for_one_device(const std::shared_ptr<ProducerLink>& link) {
+  std::uint64_t& seen = idle_devices_[link.get()];
+  const int count = std::min(device_.device_count(), 64);
+  for (int device = 0; device < count; ++device) {
+    const std::uint64_t bit = std::uint64_t{1} << device;
+    if ((seen & bit) != 0) continue;
+    try {
       device_.synchronize_device(device);
+    } catch (const Error&) {
+      return true;  // asked again with the next look
     }
-  } catch (const Error&) {
-    return;  // a broken context may still write: the tables stay
+    seen |= bit;
+    return false;
   }
+  idle_devices_.erase(link.get());
   links_.forget(link);
+  return true;
 }
 
 }  // namespace limbo

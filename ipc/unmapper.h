@@ -8,6 +8,8 @@
 // and never while a claim on the piece is held or its release has not landed.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <optional>
 
 #include "ipc/links.h"
@@ -32,12 +34,16 @@ class Unmapper {
     ImportCache::Idle idle;
   };
 
+  std::uint64_t close_mappings();
   void close(const Candidate& candidate);
-  void forget_finished(const std::shared_ptr<ProducerLink>& link);
+  // False: there are further devices to wait for, or the link is to be forgotten.
+  bool wait_for_one_device(const std::shared_ptr<ProducerLink>& link);
 
   Device& device_;
   Links& links_;
   ReleaseQueue& releases_;
+  // Devices, a bit each, that were idle after a link's last use of them.
+  std::map<const ProducerLink*, std::uint64_t> idle_devices_;
 };
 
 }  // namespace limbo

@@ -56,6 +56,7 @@ class ProducersKeeper : public LeaseKeeper {
     producer_.decline(lease, index, generation);
   }
   void row_half_full(std::uint32_t lease) override { producer_.row_half_full(lease); }
+  void context_lost(std::uint32_t lease) override { producer_.lease_lost_context(lease); }
   bool lease_left(std::uint32_t lease) override {
     const bool over = producer_.lease_left(lease);
     if (over) --leases_;

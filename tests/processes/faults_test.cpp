@@ -85,24 +85,6 @@ TEST_F(FaultsTest, ADriverThatRefusesAnyCallOfAReceiveLeavesNothingHeld) {
   }
 }
 
-// Nothing may be reused that somebody may still be writing: it stays held until the reader's end.
-TEST_F(FaultsTest, AReleaseThatTheDriverRefusesStaysHeldUntilTheReaderEnds) {
-  LIMBO_NEEDS_SIMULATED_DEVICE();
-  sender_.allocate("b", kMiB, 1);
-  for (const char* name : {"one", "two"}) reader_.receive(name, sender_.share("b"));
-  sender_.free("b");
-  reader_.set_faults("write_words:1=fail,write_words:2=fail");
-  reader_.drop("one");
-  reader_.drop("two");
-  const std::string said = reader_.process().output();
-  EXPECT_NE(said.find("could not be given back"), std::string::npos) << said;
-  EXPECT_EQ(said.find("could not be given back"), said.rfind("could not be given back")) << said;
-  EXPECT_TRUE(sender_.becomes("held_claims", 2));
-  EXPECT_GT(sender_.stat("limbo"), 0);
-  reader_.process().kill();
-  expect_all_back();
-}
-
 // ---- processes that stop ------------------------------------------------------------------------
 
 TEST_F(FaultsTest, AStoppedSenderDoesNotHoldUpAReaderThatKnowsIt) {

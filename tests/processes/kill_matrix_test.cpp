@@ -19,6 +19,16 @@ bool is_consumers(std::string_view name) {
   return false;
 }
 
+// What play_rare_releases passes and play does not.
+bool is_of_rare_releases(std::string_view name) {
+  for (const std::string_view other :
+       {"release.before_late", "release.before_keep", "release.after_park", "release.when_idle",
+        "release.before_retire", "release.before_lost", "release.after_lost"}) {
+    if (name == other) return true;
+  }
+  return false;
+}
+
 class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
  protected:
   void TearDown() override { expect_balance(sender_, reader_); }
@@ -112,6 +122,8 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     attempt([&] { (void)sender_.reap(false); });
     attempt([&] { (void)sender_.drain(std::chrono::milliseconds(100)); });
 
+    if (is_of_rare_releases(point())) play_rare_releases();
+
     // the sender dies while the reader holds a block
     open(reader_, "last", send("c"));
     if (point().starts_with("exit.")) {
@@ -127,6 +139,49 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
       });
       (void)eventually([&] { return dead(reader_); }, std::chrono::milliseconds(200));
     }
+  }
+
+  // Releases into a capture, more than a stream takes, on a stream that is gone, and without a
+  // context: the reader has none behind this.
+  void play_rare_releases() {
+    attempt([&] { sender_.allocate("d", kMiB, 1); });
+    attempt([&] { reader_.use_stream("s"); });
+    open(reader_, "captured", send("d"));
+    attempt([&] { reader_.begin_capture(); });
+    attempt([&] { reader_.drop("captured"); });
+    attempt([&] { reader_.end_capture("g"); });
+    attempt([&] { reader_.destroy_graph("g"); });
+
+    std::string many;
+    for (int count = 0; count < 300; ++count) many += " " + send("d");
+    attempt([&] { reader_.call("receive_many l" + many); });
+    attempt([&] { reader_.write_for("l0", 2, std::chrono::milliseconds(300)); });
+    attempt([&] { reader_.call("repeat 300 drop l%"); });
+    await_no_releases();
+
+    if (on_simulated_device()) {
+      open(reader_, "gone", send("d"));
+      attempt([&] { reader_.use_stream("default"); });
+      attempt([&] { reader_.destroy_stream("s"); });
+      attempt([&] { reader_.drop("gone"); });
+      await_no_releases();
+    }
+
+    attempt([&] { reader_.use_stream("t"); });
+    open(reader_, "behind", send("d"));
+    open(reader_, "held", send("d"));
+    attempt([&] { reader_.write_for("behind", 2, std::chrono::milliseconds(200)); });
+    attempt([&] { reader_.drop("behind"); });
+    attempt([&] { (void)reader_.lose_context(); });
+    attempt([&] { reader_.drop("held"); });
+    await_no_releases();
+  }
+  void await_no_releases() {
+    (void)eventually([&] {
+      bool done = false;
+      attempt([&] { done = reader_.stat("releases_pending") == 0; });
+      return done || dead(reader_);
+    });
   }
 
   // A sender and a reader that work: a block goes through and comes back, nothing stays behind.
@@ -158,6 +213,9 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
 };
 
 TEST_P(KillMatrixTest, NothingIsLost) {
+  if (point() == "release.when_idle" || point() == "release.before_retire") {
+    LIMBO_NEEDS_SIMULATED_DEVICE();  // NVIDIA's driver crashes on destroyed streams, and lands all
+  }
   arm();
   play();
   Peer& victim = kills_reader() ? reader_ : sender_;
@@ -166,7 +224,7 @@ TEST_P(KillMatrixTest, NothingIsLost) {
 
   if (!dead(sender_)) {
     for (const std::string& message : messages_) attempt([&] { sender_.withdraw(message); });
-    for (const char* name : {"a", "b", "c"}) attempt([&] { sender_.free(name); });
+    for (const char* name : {"a", "b", "c", "d"}) attempt([&] { sender_.free(name); });
     EXPECT_TRUE(sender_.becomes("limbo", 0));
     Peer next;
     expect_works(sender_, next);

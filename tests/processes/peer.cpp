@@ -86,11 +86,23 @@ void Peer::record_stream(const std::string& block, const std::string& stream) {
 void Peer::destroy_stream(const std::string& name) {
   call("destroy_stream " + name);
 }
-void Peer::begin_capture() {
-  call("begin_capture");
+void Peer::begin_capture(const std::string& mode) {
+  call("begin_capture " + mode);
 }
-void Peer::end_capture() {
-  call("end_capture");
+void Peer::end_capture(const std::string& graph) {
+  call("end_capture " + graph);
+}
+void Peer::launch_graph(const std::string& graph) {
+  call("launch_graph " + graph);
+}
+void Peer::destroy_graph(const std::string& graph) {
+  call("destroy_graph " + graph);
+}
+bool Peer::keep_for_graph() {
+  return call("keep_for_graph") == "1";
+}
+bool Peer::lose_context() {
+  return call("lose_context") == "1";
 }
 void Peer::synchronize() {
   call("synchronize");
@@ -108,6 +120,12 @@ void Peer::release(const std::string& name) {
 }
 void Peer::drop(const std::string& name) {
   call("drop " + name);
+}
+void Peer::drop_aside(const std::string& name) {
+  call("drop_aside " + name);
+}
+void Peer::join() {
+  call("join");
 }
 void Peer::withdraw(const std::string& descriptor) {
   call("withdraw " + descriptor);
@@ -166,6 +184,12 @@ void Peer::set_faults(const std::string& plan) {
 }
 std::uint64_t Peer::driver_calls() {
   return std::stoull(call("driver_calls"));
+}
+std::uint64_t Peer::calls(const std::string& kind) {
+  return std::stoull(call("calls " + kind));
+}
+std::uint64_t Peer::mapped_by_others() {
+  return std::stoull(call("mapped_by_others"));
 }
 std::string Peer::device_name() {
   return call("device_name");

@@ -48,8 +48,14 @@ class Peer {
   void use_stream(const std::string& name);
   void record_stream(const std::string& block, const std::string& stream);
   void destroy_stream(const std::string& name);  // not the one in use
-  void begin_capture();                          // of the stream in use; simulated device only
-  void end_capture();                            // and launches the graph
+  // Of the stream in use.
+  void begin_capture(const std::string& mode = "relaxed");  // or "global"
+  void end_capture(const std::string& graph);
+  void launch_graph(const std::string& graph);
+  void destroy_graph(const std::string& graph);
+  [[nodiscard]] bool keep_for_graph();  // Sharing::keep_for_graph
+  // Loses the GPU context. True when that was seen.
+  [[nodiscard]] bool lose_context();
   void synchronize();
 
   // A descriptor, as hexadecimal digits. time_limit_ms < 0: the default.
@@ -57,7 +63,9 @@ class Peer {
                                   int consumers = 1);
   void receive(const std::string& name, const std::string& descriptor, int device = -1);
   void release(const std::string& name);
-  void drop(const std::string& name);  // destroys the received block
+  void drop(const std::string& name);        // destroys the received block
+  void drop_aside(const std::string& name);  // the same by another thread, without waiting for it
+  void join();                               // waits for it
   void withdraw(const std::string& descriptor);
   void collect();
   // "LEASES CLAIMS" that were taken back.
@@ -88,6 +96,8 @@ class Peer {
   [[nodiscard]] std::size_t passed(const std::string& fail_point);
   void set_faults(const std::string& plan);  // the simulated device's
   [[nodiscard]] std::uint64_t driver_calls();
+  [[nodiscard]] std::uint64_t calls(const std::string& kind);  // simulated device only
+  [[nodiscard]] std::uint64_t mapped_by_others();              // pieces that holders have mapped
   [[nodiscard]] std::string device_name();
 
   // Forks; the child does nothing but wait until it is killed. Returns its pid.

@@ -21,6 +21,8 @@
 #include "allocator/options.h"
 #include "ipc/fail_points.h"
 #include "ipc/sharing.h"
+#include "tests/processes/peer_graphs.h"
+#include "tests/processes/peer_many.h"
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
 #include "tests/support/peer_balance.h"
@@ -39,8 +41,11 @@ class PeerRole {
     std::string command;
     words >> command;
     const auto found = commands_.find(command);
-    if (found == commands_.end()) throw std::invalid_argument("no command " + command);
-    return found->second(words);
+    if (found != commands_.end()) return found->second(words);
+    const auto run_one = [this](const std::string& one) { return run(one); };
+    if (auto answer = run_many(command, words, run_one)) return *answer;
+    if (auto answer = graphs_.run(command, words, stream())) return *answer;
+    throw std::invalid_argument("no command " + command);
   }
 
  private:
@@ -118,6 +123,7 @@ class PeerRole {
   }
   StreamHandle named_stream(const std::string& name) {
     if (name.empty() || name == "default") return nullptr;
+    if (name == "per_thread") return reinterpret_cast<StreamHandle>(2);  // cudaStreamPerThread
     auto& handle = streams_[name];
     if (handle == nullptr) handle = device().create_stream(kDevice);
     return handle;
@@ -128,10 +134,20 @@ class PeerRole {
     streams_.erase(name);
     return {};
   }
-  std::string end_capture(Words&) {
-    SimDevice& sim = as_sim(device());
-    const auto graph = sim.end_capture(stream());
-    sim.launch_graph(stream(), *graph);
+  // Drops the block on another thread, and goes on. Joined by the next one, or by "join".
+  std::string drop_aside(Words& words) {
+    aside_.drop(std::move(blocks_.extract(next(words)).mapped().received));
+    return {};
+  }
+  // THREADS PREFIX COUNT: the threads drop PREFIX0, PREFIX1, ... in turn.
+  std::string drop_by_threads(Words& words) {
+    const auto count = next<std::size_t>(words);
+    const auto prefix = next(words);
+    std::vector<std::unique_ptr<ReceivedBlock>> held(next<std::size_t>(words));
+    for (std::size_t index = 0; index < held.size(); ++index) {
+      held[index] = std::move(blocks_.extract(prefix + std::to_string(index)).mapped().received);
+    }
+    drop_by_many_threads(count, std::move(held));
     return {};
   }
   std::string record_stream(Words& words) {
@@ -199,16 +215,15 @@ class PeerRole {
     out << "allocated " << memory.allocated_bytes[0].current << " active "
         << memory.active_bytes[0].current << " reserved " << memory.reserved_bytes[0].current
         << " limbo " << memory.limbo_bytes << " held_for_readers " << memory.held_for_readers_bytes
-        << " exports_open " << sharing.exports_open
-        << " in_flight " << sharing.in_flight << " held_claims " << sharing.held_claims << " sends "
-        << sharing.sends << " closed " << sharing.closed << " expired " << sharing.expired
-        << " withdrawn " << sharing.withdrawn << " leases_connected " << sharing.leases_connected
-        << " leases_quarantined " << sharing.leases_quarantined << " leases_swept "
-        << sharing.leases_swept << " claims_swept " << sharing.claims_swept << " receives "
-        << sharing.receives << " releases " << sharing.releases << " releases_pending "
-        << sharing.releases_pending << " double_releases " << sharing.double_releases
-        << " pieces_mapped " << sharing.pieces_mapped << " opens " << sharing.opens << " closes "
-        << sharing.closes;
+        << " exports_open " << sharing.exports_open << " in_flight " << sharing.in_flight
+        << " held_claims " << sharing.held_claims << " sends " << sharing.sends << " closed "
+        << sharing.closed << " expired " << sharing.expired << " withdrawn " << sharing.withdrawn
+        << " leases_connected " << sharing.leases_connected << " leases_quarantined "
+        << sharing.leases_quarantined << " leases_swept " << sharing.leases_swept
+        << " claims_swept " << sharing.claims_swept << " receives " << sharing.receives
+        << " releases " << sharing.releases << " releases_pending " << sharing.releases_pending
+        << " double_releases " << sharing.double_releases << " pieces_mapped "
+        << sharing.pieces_mapped << " opens " << sharing.opens << " closes " << sharing.closes;
     return out.str();
   }
   // Gives up everything. What stays behind then.
@@ -335,12 +350,13 @@ class PeerRole {
       {"write_for", [this](Words& w) { return write_for(w); }},
       {"use_stream", [this](Words& w) { return use_stream(w); }},
       {"destroy_stream", [this](Words& w) { return destroy_stream(w); }},
-      {"begin_capture",
+      {"drop_by_threads", [this](Words& w) { return drop_by_threads(w); }},
+      {"drop_aside", [this](Words& w) { return drop_aside(w); }},
+      {"join",
        [this](Words&) {
-         as_sim(device()).begin_capture(stream(), SimCaptureMode::kRelaxed);
+         aside_.join();
          return std::string();
        }},
-      {"end_capture", [this](Words& w) { return end_capture(w); }},
       {"record_stream", [this](Words& w) { return record_stream(w); }},
       {"share", [this](Words& w) { return share(w); }},
       {"receive", [this](Words& w) { return receive(w); }},
@@ -438,6 +454,8 @@ class PeerRole {
   std::map<std::string, StreamHandle> streams_;
   StreamHandle current_ = nullptr;
   std::unique_ptr<TestKernels> kernels_;
+  PeerGraphs graphs_;
+  AsideThread aside_;
 };
 
 LIMBO_CHILD_ROLE(peer) {

@@ -57,6 +57,7 @@ class FakeKeeper : public LeaseKeeper {
          std::to_string(generation));
   }
   void row_half_full(std::uint32_t lease) override { note("half " + std::to_string(lease)); }
+  void context_lost(std::uint32_t lease) override { note("lost " + std::to_string(lease)); }
   bool lease_left(std::uint32_t lease) override {
     note("left " + std::to_string(lease));
     return believes_;

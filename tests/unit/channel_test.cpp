@@ -57,8 +57,10 @@ TEST_F(ChannelTest, HandsOnDeclinesAndBells) {
   const Handshake hands = shake_hands(address(), random_incarnation());
   ASSERT_TRUE(send_packet(hands.socket.get(), encode(Decline{7, 8})));
   ASSERT_TRUE(send_packet(hands.socket.get(), encode_row_half_full()));
-  EXPECT_TRUE(
-      eventually([&] { return keeper().noted("decline 0 7 8") && keeper().noted("half 0"); }));
+  ASSERT_TRUE(send_packet(hands.socket.get(), encode_context_lost()));
+  EXPECT_TRUE(eventually([&] {
+    return keeper().noted("decline 0 7 8") && keeper().noted("half 0") && keeper().noted("lost 0");
+  }));
 }
 
 TEST_F(ChannelTest, ARefusalArrivesWithItsReason) {

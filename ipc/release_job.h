@@ -1,0 +1,52 @@
+// One claim that is to be given back: what it names, and what its end has to wait for.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "allocator/device/device.h"
+#include "ipc/producer_link.h"
+#include "ipc/protocol/release.h"
+
+namespace limbo {
+
+// A stream, and the driver's own name for it: handles are reused, ids are not.
+struct StreamUse {
+  StreamRef stream;
+  std::uint64_t id = 0;
+
+  friend bool operator==(const StreamUse&, const StreamUse&) = default;
+};
+
+// The end of a graph: destroyed, with everything that was instantiated from it, and no launch of it
+// runs any more. Set by the driver (Device::keep_while_graph_lives), never taken back.
+struct GraphEnd {
+  std::atomic<bool> over{false};
+};
+using GraphEnds = std::vector<std::shared_ptr<const GraphEnd>>;
+
+[[nodiscard]] inline bool any_lives(const GraphEnds& graphs) noexcept {
+  for (const auto& graph : graphs) {
+    if (!graph->over.load(std::memory_order_acquire)) return true;
+  }
+  return false;
+}
+
+struct ReleaseJob {
+  std::shared_ptr<ProducerLink> link;
+  protocol::Release release;
+  Mapping* mapping = nullptr;
+  std::vector<StreamUse> streams;  // at least one, each once
+  GraphEnds graphs;                // that use the storage
+  bool enqueued = false;           // a batch may have been: it may write
+  bool in_graph = false;           // that batch may have become part of a graph
+  bool unknown_graph = false;      // ... of one whose end will not be told
+};
+
+// Nodes are made when a claim is received: giving it back never needs memory for them.
+using ReleaseJobs = std::list<ReleaseJob>;
+
+}  // namespace limbo
