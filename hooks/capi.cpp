@@ -182,4 +182,14 @@ int limbo_drain(int64_t at_most_ms, int* drained) {
   });
 }
 
+int limbo_keep_for_graph(int device, void* stream, int* kept) {
+  return code_of([&] {
+    bool captured = false;
+    if (limbo::in_use() && !limbo::in_forked_child()) {
+      captured = limbo::sharing_in_use().keep_for_graph({device, stream});
+    }
+    if (kept != nullptr) *kept = captured ? 1 : 0;
+  });
+}
+
 }  // extern "C"

@@ -101,6 +101,12 @@ LIMBO_C_API int limbo_reap(int force, int64_t* leases, int64_t* claims);
 // that does not run `atexit` (children of multiprocessing); does nothing where nothing was shared.
 LIMBO_C_API int limbo_drain(int64_t at_most_ms, int* drained);
 
+// For whoever captures a CUDA graph, on the thread that does: received tensors of `device` that live
+// now stay claimed until the graph that `stream` (a cudaStream_t) is captured into is destroyed.
+// `*kept` (may be null) becomes 1, or 0 where the stream is not being captured or nothing was ever
+// received. Errors: device_error, bad_argument.
+LIMBO_C_API int limbo_keep_for_graph(int device, void* stream, int* kept);
+
 #ifdef __cplusplus
 }
 #endif

@@ -271,7 +271,7 @@ SharingStats SharingService::stats() {
 bool SharingService::keep_for_graph(StreamRef capturing) {
   fork_guard::begin_use();
   Engine* with = engine_.load(std::memory_order_acquire);
-  if (with == nullptr) return device_source_().is_capturing(capturing);
+  if (with == nullptr) return false;  // nothing was received
   const auto end = with->releases.end_of_graph(capturing);
   if (end) with->living.keep_all_until(capturing.device, end);
   return end != nullptr;

@@ -180,7 +180,8 @@ class Sharing {
   // captured into is destroyed. Nobody can see which blocks the captured kernels use, so these are
   // all; call it when the capture begins and before it ends. (Without it, a block that is let go of
   // while a stream that it knows is being captured, and one whose record_stream names such a
-  // stream, are kept too.) False where `capturing` is not being captured. Throws kDeviceError.
+  // stream, are kept too.) False where `capturing` is not being captured, or where this process has
+  // neither shared nor received. Throws kDeviceError.
   virtual bool keep_for_graph(StreamRef capturing) = 0;
 
   // Waits, at most `at_most`, until nothing is in flight, every holder has mapped what it holds, and

@@ -16,7 +16,7 @@ the library is missing, the first call that needs it says so.
 
 from __future__ import annotations
 
-from . import _library, reductions
+from . import _library, graphs, reductions
 from ._library import library_path
 from .api import (
     Holder,
@@ -57,3 +57,4 @@ __all__ = [
 ]
 
 _library.available()
+graphs.follow_captures()

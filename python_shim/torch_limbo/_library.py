@@ -164,6 +164,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "limbo_stats_json": (text, []),
         "limbo_reap": (number, [number, ctypes.POINTER(number64), ctypes.POINTER(number64)]),
         "limbo_drain": (number, [number64, ctypes.POINTER(number)]),
+        "limbo_keep_for_graph": (number, [number, ctypes.c_void_p, ctypes.POINTER(number)]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

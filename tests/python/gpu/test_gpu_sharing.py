@@ -85,6 +85,13 @@ def test_a_received_tensor_on_a_side_stream(way: str) -> None:
     assert result["exit"] == 0
 
 
+def test_a_graph_keeps_the_received_tensor_that_it_uses() -> None:
+    result = run_script("graphs.py")
+    assert (result["held"], result["held_after"]) == (1, 1), "it came back while the graph lived"
+    assert result["right"] == result["replays"]
+    assert result["exit"] == 0
+
+
 def test_a_consumer_that_knows_no_limbo() -> None:
     result = run_script("stock_consumer.py")
     assert (result["total"], result["part"]) == (499500, [10, 11, 12, 13])
