@@ -23,7 +23,7 @@ __asm__(
 namespace limbo {
 namespace {
 
-constexpr char kOwner[] = "Limbo";
+constexpr char kNoteOwner[] = "Limbo";
 
 struct Copies {
   std::string first;  // the path of the copy that was loaded first
@@ -44,8 +44,8 @@ bool has_mark(const dl_phdr_info& object) noexcept {
     while (at + sizeof(ElfW(Nhdr)) <= end) {
       const auto& note = *reinterpret_cast<const ElfW(Nhdr)*>(at);
       const char* owner = at + sizeof(note);
-      if (note.n_namesz == sizeof(kOwner) && owner + sizeof(kOwner) <= end &&
-          std::memcmp(owner, kOwner, sizeof(kOwner)) == 0) {
+      if (note.n_namesz == sizeof(kNoteOwner) && owner + sizeof(kNoteOwner) <= end &&
+          std::memcmp(owner, kNoteOwner, sizeof(kNoteOwner)) == 0) {
         return true;
       }
       at = owner + rounded(note.n_namesz) + rounded(note.n_descsz);
@@ -55,7 +55,7 @@ bool has_mark(const dl_phdr_info& object) noexcept {
 }
 
 bool holds_this_code(const dl_phdr_info& object) noexcept {
-  const auto here = reinterpret_cast<std::uintptr_t>(&kOwner);
+  const auto here = reinterpret_cast<std::uintptr_t>(&kNoteOwner);
   for (std::size_t index = 0; index < object.dlpi_phnum; ++index) {
     const ElfW(Phdr)& part = object.dlpi_phdr[index];
     const std::uintptr_t start = object.dlpi_addr + part.p_vaddr;
