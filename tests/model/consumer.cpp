@@ -1,6 +1,7 @@
 // A consumer's operations: receive, release, decline; and the host's side of its row
 // (ipc/consumer_row.*, ipc/release_queue.*).
 #include <algorithm>
+#include <array>
 
 #include "tests/model/run.h"
 
@@ -176,20 +177,25 @@ void release_by_host(const Run& run) {
   run.next();
 }
 
-void release_by_gpu(const Run& run) {
-  std::uint8_t& slot = run.head().slot[run.step().slot];
+void release_by_gpu(const Run& run, std::uint32_t count) {
   run.memory.await_landed();  // a call of the driver
   Consumer& consumer = run.own().consumers[run.lease()];
   Stream& stream = run.own().streams[run.step().stream];
   const RowWords row{&run.scenario, run.lease()};
-  const protocol::Release release{slot, target_of(run, run.step().what)};
+  std::array<protocol::Release, 2> releases{};
+  for (std::uint32_t i = 0; i < count; ++i) {
+    releases[i] = {run.head().slot[run.step().slot + i], target_of(run, run.step().what + i)};
+  }
   protocol::write_release_batch(
-      row, std::span(&release, 1), 255, [&] { return std::uint64_t{++consumer.number}; },
+      row, std::span(releases.data(), count), 255, [&] { return std::uint64_t{++consumer.number}; },
       [&](Word word, std::uint64_t value) { enqueue(stream, Queued::Kind::kWrite, word, value); });
-  consumer.jobs |= bit(slot);
-  consumer.job_of[slot] = run.step().what;
-  if (makes(Mistake::kCloseWhileLanding)) let_go_mapping(run, run.step().what);
-  slot = kNoIndex;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    std::uint8_t& slot = run.head().slot[run.step().slot + i];
+    consumer.jobs |= bit(slot);
+    consumer.job_of[slot] = static_cast<std::uint8_t>(run.step().what + i);
+    if (makes(Mistake::kCloseWhileLanding)) let_go_mapping(run, run.step().what + i);
+    slot = kNoIndex;
+  }
   run.next();
 }
 
@@ -354,7 +360,9 @@ void run_consumer(const Run& run) {
     case Op::kReleaseHost:
       return holds ? release_by_host(run) : run.next();
     case Op::kReleaseGpu:
-      return holds ? release_by_gpu(run) : run.next();
+      return holds ? release_by_gpu(run, 1) : run.next();
+    case Op::kReleaseBoth:
+      return release_by_gpu(run, 2);
     case Op::kPoll:
       run.memory.await(true);
       strike_off_landed(run);

@@ -75,6 +75,7 @@ const char* name_of(Op op) {
                                        "receive",
                                        "release by host",
                                        "release by GPU",
+                                       "release both by GPU",
                                        "poll",
                                        "decline",
                                        "forward",

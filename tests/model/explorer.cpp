@@ -48,7 +48,7 @@ class Exploration {
 
  private:
   bool is_new(const World& world) {
-    if (!seen_.insert(fingerprint_of(world, scenario_.threads.size()))) return false;
+    if (!seen_.insert(fingerprint_of(world, scenario_))) return false;
     if (states_.fetch_add(1) + 1 >= max_states_) gave_up_ = stop_ = true;
     return true;
   }

@@ -1,6 +1,7 @@
 // The states that were seen, as 128-bit fingerprints: by several threads, in shards.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -8,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "tests/model/world.h"
+#include "tests/model/scenario.h"
 
 namespace limbo::model {
 
@@ -63,19 +64,40 @@ class Hasher {
                              0x082efa98ec4e6c89};
 };
 
-inline Fingerprint fingerprint_of(const World& world, std::size_t threads) {
+inline void eat_thread(Hasher& hasher, const Thread& thread) {
+  hasher.eat(&thread.head, sizeof(thread.head));
+  const std::uint32_t counts = std::uint32_t{thread.made} | std::uint32_t{thread.logged} << 8 |
+                               std::uint32_t{thread.buffered} << 16 |
+                               static_cast<std::uint32_t>(thread.life) << 24;
+  hasher.eat(&counts, sizeof(counts));
+  hasher.eat(thread.log.data(), thread.logged * sizeof(thread.log[0]));
+  hasher.eat(thread.pending.data(), thread.buffered * sizeof(Pending));
+}
+
+// Threads of one process with one script may change places: that is the same state.
+inline Fingerprint fingerprint_of(const World& world, const Scenario& scenario) {
   Hasher hasher;
   hasher.eat(world.words.data(), sizeof(world.words));
   hasher.eat(&world.own, sizeof(world.own));
+  const std::size_t threads = scenario.threads.size();
   for (std::size_t i = 0; i < threads; ++i) {
-    const Thread& thread = world.threads[i];
-    hasher.eat(&thread.head, sizeof(thread.head));
-    const std::uint32_t counts = std::uint32_t{thread.made} | std::uint32_t{thread.logged} << 8 |
-                                 std::uint32_t{thread.buffered} << 16 |
-                                 static_cast<std::uint32_t>(thread.life) << 24;
-    hasher.eat(&counts, sizeof(counts));
-    hasher.eat(thread.log.data(), thread.logged * sizeof(thread.log[0]));
-    hasher.eat(thread.pending.data(), thread.buffered * sizeof(Pending));
+    std::size_t end = i + 1;
+    while (end < threads && scenario.like_the_one_before[end]) ++end;
+    if (end == i + 1) {
+      eat_thread(hasher, world.threads[i]);
+      continue;
+    }
+    std::array<Fingerprint, kThreads> alike;
+    std::size_t count = 0;
+    for (; i < end; ++i) {
+      Hasher own;
+      eat_thread(own, world.threads[i]);
+      alike[count++] = own.result();
+    }
+    --i;
+    std::sort(alike.begin(), alike.begin() + count,
+              [](const auto& one, const auto& other) { return one.low < other.low; });
+    hasher.eat(alike.data(), count * sizeof(Fingerprint));
   }
   return hasher.result();
 }

@@ -136,6 +136,12 @@ Scenario finished(Scenario scenario) {
       scenario.lists_change |= step.op == Op::kAddLease;
     }
   }
+  for (std::size_t i = 0; i < scenario.threads.size(); ++i) {
+    const bool alike = i > 0 && scenario.threads[i].process == scenario.threads[i - 1].process &&
+                       scenario.threads[i].steps == scenario.threads[i - 1].steps &&
+                       scenario.threads[i].waits == scenario.threads[i - 1].waits;
+    scenario.like_the_one_before.push_back(alike);
+  }
   return scenario;
 }
 

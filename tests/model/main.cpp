@@ -4,6 +4,7 @@
 //   limbo_model --all                  every scenario
 //   limbo_model --scenario NAME        one of them
 //   limbo_model --finds MISTAKE        makes the mistake; succeeds if it is found
+//   limbo_model --weaken ORDER         takes a memory order away; succeeds if that is found
 //   limbo_model --list
 //   --threads N                        how many threads explore (1)
 //   --max-states N                     give up after so many states of a scenario
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "tests/model/explorer.h"
 
@@ -27,14 +29,16 @@ struct Options {
   bool list = false;
   std::string_view scenario;
   const char* finds = nullptr;
+  std::string_view weaken;
   unsigned threads = 1;
   std::uint64_t max_states = std::uint64_t{1} << 40;
 };
 
 int usage() {
-  std::fprintf(stderr,
-               "Use: limbo_model [--all | --scenario NAME | --finds MISTAKE | --list] "
-               "[--threads N] [--max-states N]\n");
+  std::fprintf(
+      stderr,
+      "Use: limbo_model [--all | --scenario NAME | --finds MISTAKE | --weaken ORDER | --list] "
+      "[--threads N] [--max-states N]\n");
   return 2;
 }
 
@@ -52,6 +56,8 @@ bool read(int argc, char** argv, Options& options) {
       options.scenario = argv[++i];
     } else if (option == "--finds") {
       options.finds = argv[++i];
+    } else if (option == "--weaken") {
+      options.weaken = argv[++i];
     } else if (option == "--threads") {
       options.threads = static_cast<unsigned>(std::strtoul(argv[++i], nullptr, 10));
     } else if (option == "--max-states") {
@@ -106,6 +112,28 @@ int find(const Options& options) {
   return looked ? 0 : 1;
 }
 
+// Looked for where it matters first of all.
+int weaken(const Options& options) {
+  using limbo::model::Weakened;
+  constexpr std::pair<std::string_view, Weakened> kOrders[] = {
+      {"consumers-seq-cst", Weakened::kConsumersSeqCst},
+      {"producers-seq-cst", Weakened::kProducersSeqCst},
+      {"releases", Weakened::kReleases},
+  };
+  for (const auto& [name, weakened] : kOrders) {
+    if (name != options.weaken) continue;
+    limbo::model::g_weakened = weakened;
+    for (const Scenario& scenario : limbo::model::scenarios()) {
+      if (scenario.name != "late-opener") continue;
+      const bool found = !run(scenario, options);
+      std::printf("The lack of this order is %s.\n", found ? "found" : "NOT found");
+      return found ? 0 : 1;
+    }
+  }
+  std::fprintf(stderr, "ORDER is consumers-seq-cst, producers-seq-cst or releases.\n");
+  return 2;
+}
+
 void list() {
   for (const Scenario& scenario : limbo::model::scenarios()) {
     std::printf("%-26.*s %s %.*s\n", static_cast<int>(scenario.name.size()), scenario.name.data(),
@@ -128,6 +156,7 @@ int main(int argc, char** argv) {
   if (!read(argc, argv, options)) return usage();
   if (options.list) return list(), 0;
   if (options.finds != nullptr) return find(options);
+  if (!options.weaken.empty()) return weaken(options);
   bool any = false;
   bool good = true;
   for (const Scenario& scenario : limbo::model::scenarios()) {

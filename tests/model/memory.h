@@ -27,6 +27,15 @@ class Observer {
   virtual void access(const char* what, Word word, std::uint32_t value) = 0;
 };
 
+// Orders that are taken away, to see that their lack is found.
+enum class Weakened : std::uint8_t {
+  kNothing,
+  kConsumersSeqCst,  // {dirty} before {reading the export}
+  kProducersSeqCst,  // {CLOSING} before {reading dirty words}
+  kReleases,         // {RELEASED} before {dirty}, {group dirty} before {lease dirty}
+};
+inline Weakened g_weakened = Weakened::kNothing;
+
 class Memory {
  public:
   using Ref = Word;
@@ -44,7 +53,7 @@ class Memory {
     if (word == kNowhere) return 0;
     if (replays()) return next_logged();
     if (nobody_else_writes(word)) return logged(peek(word));
-    if (acted_ || (order == std::memory_order_seq_cst && seq_cst_pending())) stop();
+    if (acted_ || (weakened(order) == std::memory_order_seq_cst && seq_cst_pending())) stop();
     return acted(see("load", word, peek(word)));
   }
 
@@ -155,8 +164,9 @@ class Memory {
       overflowed_ = true;
       stop();
     }
-    thread_.pending[thread_.buffered++] = {value, word, add, order != std::memory_order_relaxed,
-                                           order == std::memory_order_seq_cst};
+    const std::memory_order kept = weakened(order);
+    thread_.pending[thread_.buffered++] = {value, word, add, kept != std::memory_order_relaxed,
+                                           kept == std::memory_order_seq_cst};
     see(add ? "add (pending)" : "store (pending)", word, value);
     ++thread_.made;
     ++at_;
@@ -168,6 +178,12 @@ class Memory {
   [[nodiscard]] bool nobody_else_writes(Word word) const noexcept {
     return is_producers_ && word >= kFirstExport && word < kFirstLease &&
            protocol::decode_export(world_.words[word]).state != protocol::ExportState::kFree;
+  }
+  [[nodiscard]] std::memory_order weakened(std::memory_order order) const noexcept {
+    const Weakened which = is_producers_ ? Weakened::kProducersSeqCst : Weakened::kConsumersSeqCst;
+    if (order == std::memory_order_seq_cst && g_weakened == which) return std::memory_order_release;
+    const bool lost = order == std::memory_order_release && g_weakened == Weakened::kReleases;
+    return lost ? std::memory_order_relaxed : order;
   }
   [[nodiscard]] bool is_pending(Word word) const noexcept {
     for (std::uint32_t i = 0; i < thread_.buffered; ++i) {

@@ -32,5 +32,10 @@ foreach(line ${lines})
     set_tests_properties(model.finds.${name} PROPERTIES TIMEOUT 120 LABELS model)
   endif()
 endforeach()
+# And one for each memory order that is taken away.
+foreach(order consumers-seq-cst producers-seq-cst releases)
+  add_test(NAME model.weakened.${order} COMMAND limbo_model --weaken ${order})
+  set_tests_properties(model.weakened.${order} PROPERTIES TIMEOUT 120 LABELS model)
+endforeach()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${scenario_sources}
                                        ${PROJECT_SOURCE_DIR}/ipc/protocol/mistakes.h)

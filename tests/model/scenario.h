@@ -93,6 +93,7 @@ enum class Op : std::uint8_t {
   kReceive,      // message, register
   kReleaseHost,  // message, register
   kReleaseGpu,   // message, register, stream
+  kReleaseBoth,  // message and the next one, register and the next one, stream: one batch
   kPoll,         // strikes off what has landed
   kDecline,      // message
   kForward,      // the new message, register of the old one's claim
@@ -105,6 +106,8 @@ struct Step {
   std::uint8_t what = 0;
   std::uint8_t slot = 0;
   std::uint8_t stream = kNoIndex;
+
+  friend bool operator==(const Step&, const Step&) = default;
 };
 
 struct Script {
@@ -147,6 +150,7 @@ struct Scenario {
   // By what the scripts do (finished): words that nobody would look at are left out.
   bool awaits_unpins = false;
   bool lists_change = false;
+  std::vector<bool> like_the_one_before = {};  // threads of one process with one script
   std::vector<protocol::Mistake> finds = {};
 };
 
