@@ -1,4 +1,4 @@
-// Which leases have claimed, or declined, an export that was promised to several processes. Room
+// Which processes have claimed, or declined, an export that was promised to several processes. Room
 // for all of them is made at the send, so that noting, which may not fail, allocates nothing.
 #pragma once
 

@@ -17,10 +17,13 @@ using protocol::ExportState;
 using protocol::ExportWord;
 using protocol::Mistake;
 
-// Names in a LeaseSet.
+// Names in a LeaseSet: of processes, since promises are made to processes. One that has lost its
+// connection comes back by another lease, as the same incarnation.
 constexpr std::uint64_t kOwner = 1;
 std::uint64_t name_of(const Lease& lease) {
-  return std::uint64_t{lease.number()} + 2;
+  const Incarnation& who = lease.peer().incarnation;
+  const std::uint64_t name = who.high * 0x9e37'79b9'7f4a'7c15ULL + who.low;
+  return name > kOwner ? name : name + 2;
 }
 
 }  // namespace

@@ -40,6 +40,29 @@ TEST_P(ConnectionTest, OldClaimsStandAndNewOnesGoByANewLease) {
   expect_all_back();
 }
 
+// A process is promised the block, whatever its leases: who comes again by another one is no second.
+TEST_P(ConnectionTest, WhoComesAgainByANewLeaseUsesUpNoOthersPromise) {
+  Peer third;
+  sender_.allocate("b", kMiB, 5);
+  const std::string message = sender_.share("b", -1, 2);
+  sender_.free("b");
+  reader_.receive("first", message);
+  cutter().cut_connections();
+  EXPECT_TRUE(eventually([&] {
+    reader_.receive("again", message);
+    return sender_.stat("leases_connected") == 2;
+  }));
+  EXPECT_TRUE(reader_.holds("again", 5));
+  reader_.drop("again");
+  reader_.drop("first");
+  EXPECT_TRUE(sender_.becomes("held_claims", 0));
+  EXPECT_EQ(sender_.stat("in_flight"), 1);
+  third.receive("r", message);
+  EXPECT_TRUE(third.holds("r", 5));
+  third.drop("r");
+  expect_all_back();
+}
+
 // Cut again and again, with nothing held, nothing gathers at the reader.
 TEST_P(ConnectionTest, CutAgainAndAgainAReaderGathersNothing) {
   for (int round = 0; round < 5; ++round) {

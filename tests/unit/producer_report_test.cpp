@@ -27,7 +27,7 @@ TEST_F(ProducerReport, HoldersAreNamedWithWhatTheyHold) {
   const std::vector<Holder> holders = producer_->holders();
   ASSERT_EQ(holders.size(), 2U);
   EXPECT_EQ(holders[0].pid, 11);
-  EXPECT_EQ(holders[0].incarnation, to_string(Incarnation{7, 11}));
+  EXPECT_EQ(holders[0].incarnation, to_string(a.incarnation()));
   EXPECT_EQ(holders[0].claims, 3U);
   EXPECT_EQ(holders[0].bytes, 5U << 20);
   EXPECT_EQ(holders[0].mapped_pieces, first.piece_index == second.piece_index ? 1U : 2U);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,8 +32,8 @@ class PlayedConsumer {
  public:
   PlayedConsumer(Producer& producer, std::int64_t pid = 4711)
       : producer_(producer),
-        grant_(
-            producer.add_lease({.incarnation = {7, static_cast<std::uint64_t>(pid)}, .pid = pid})),
+        incarnation_(next_incarnation()),
+        grant_(producer.add_lease({.incarnation = incarnation_, .pid = pid})),
         row_(producer.row_mapping(grant_.lease_number), grant_.capacities),
         ledger_(producer.ledger_mapping(), grant_.capacities) {}
 
@@ -96,6 +97,7 @@ class PlayedConsumer {
   }
 
   [[nodiscard]] std::uint32_t lease() const { return grant_.lease_number; }
+  [[nodiscard]] const Incarnation& incarnation() const { return incarnation_; }
   [[nodiscard]] const LeaseGrant& grant() const { return grant_; }
   [[nodiscard]] const RowView& row() const { return row_; }
   [[nodiscard]] const LedgerView& ledger() const { return ledger_; }
@@ -111,6 +113,10 @@ class PlayedConsumer {
   }
 
  private:
+  static Incarnation next_incarnation() {
+    static std::atomic<std::uint64_t> made{0};
+    return {7, ++made};
+  }
   using HeldClaim = std::pair<std::uint32_t, protocol::ClaimTarget>;
 
   void advance() { next_slot_ = (next_slot_ + 1) % row_.claims(); }
@@ -128,6 +134,7 @@ class PlayedConsumer {
 
   protocol::StdMemory memory_;
   Producer& producer_;
+  const Incarnation incarnation_;
   LeaseGrant grant_;
   RowView row_;
   LedgerView ledger_;
