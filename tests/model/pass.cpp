@@ -53,7 +53,7 @@ void note(const Run& run, ModelExports& exports) {
 }
 
 void choose(const Run& run, ModelExports& exports) {
-  run.head().batch = exports.collect_batch(run.head().left);
+  run.head().batch = exports.collect_batch(run.head().left, run.scenario.table);
   if (run.head().batch != 0) return run.go(Phase::kClose);
   run.go(run.step().op == Op::kExit ? Phase::kInside : Phase::kUnlock);
 }

@@ -49,7 +49,8 @@ void reserve(const Run& run, ModelExports& exports) {
   // Freed by another thread since it was pinned: that may have been absorbed already.
   if (!run.own().blocks[spec.block].owned) exports.let_go(spec.block);
   const std::uint32_t piece = run.piece_of(run.step().what);
-  run.go(Phase::kUnlock);
+  const bool crowded = exports.more_than_half_full(run.scenario.table);
+  run.go(crowded ? Phase::kAbsorb : Phase::kUnlock);
   if (piece == kNoIndex) return;
   run.own().pieces[piece].refused = false;
   run.memory.store(piece_word(piece), 0, std::memory_order_release);  // not wanted back

@@ -84,14 +84,25 @@ void ModelExports::clear_in_flight(std::uint32_t index) {
   changed(index);
 }
 
-std::uint8_t ModelExports::collect_batch(std::uint8_t& left) {
+bool ModelExports::more_than_half_full(std::uint32_t table, std::uint32_t closing) const {
+  std::uint32_t open = 0;
+  for (std::uint32_t index = 0; index < kExports; ++index) open += record(index).in_use ? 1 : 0;
+  return open > closing + table / 2;
+}
+
+std::uint32_t ModelExports::first_of(List list) const {
   const Producer& producer = world_.own.producer;
+  for (std::uint32_t i = 0; i < producer.queued; ++i) {
+    if (record(producer.queue[i]).list == list) return producer.queue[i];
+  }
+  return kNoIndex;
+}
+
+std::uint8_t ModelExports::collect_batch(std::uint8_t& left, std::uint32_t table) {
   std::uint8_t batch = 0;
+  std::uint32_t count = 0;
   while (left > 0) {
-    std::uint32_t first = kNoIndex;
-    for (std::uint32_t i = 0; i < producer.queued && first == kNoIndex; ++i) {
-      if (record(producer.queue[i]).list == List::kCandidates) first = producer.queue[i];
-    }
+    const std::uint32_t first = first_of(List::kCandidates);
     if (first == kNoIndex) break;
     --left;
     leave_lists(first);
@@ -101,9 +112,16 @@ std::uint8_t ModelExports::collect_batch(std::uint8_t& left) {
     if (held(first) != 0 || slot.in_flight != 0 || !ready) continue;
     if (slot.let_go) {
       batch |= static_cast<std::uint8_t>(1U << first);
+      ++count;
     } else {
       push(first, List::kIdle);
     }
+  }
+  for (; more_than_half_full(table, count); ++count) {
+    const std::uint32_t first = first_of(List::kIdle);
+    if (first == kNoIndex) break;
+    leave_lists(first);
+    batch |= static_cast<std::uint8_t>(1U << first);
   }
   return batch;
 }

@@ -70,7 +70,9 @@ class ModelExports {
   void let_go(std::uint32_t block);
   void clear_in_flight(std::uint32_t index);
   // What may be closed, of the first `left` candidates, a bit each; counts them down.
-  std::uint8_t collect_batch(std::uint8_t& left);
+  // Of a table of `table` exports that is more than half full the idle ones too, oldest first.
+  std::uint8_t collect_batch(std::uint8_t& left, std::uint32_t table);
+  [[nodiscard]] bool more_than_half_full(std::uint32_t table, std::uint32_t closing = 0) const;
   [[nodiscard]] std::uint32_t candidates() const;
 
  private:
@@ -80,6 +82,7 @@ class ModelExports {
   void changed(std::uint32_t index);
   void leave_lists(std::uint32_t index);
   void push(std::uint32_t index, List list);
+  [[nodiscard]] std::uint32_t first_of(List list) const;
   // The producer's own word, by a thread that holds the lock: no step, since nobody else writes it.
   [[nodiscard]] protocol::ExportWord read(std::uint32_t index) const {
     return protocol::decode_export(memory_.peek(export_word(index)));

@@ -138,9 +138,10 @@ struct Scenario {
   std::uint32_t slots_per_group = 1;
   std::uint8_t blocks = 1;
   std::vector<std::uint8_t> pieces = {};  // the piece of each block, if mappings matter
-  std::uint8_t connected = 1;             // leases at the beginning, a bit each
-  std::uint8_t may_die = 0;               // processes, a bit each
-  std::uint8_t deaths = 0;                // how many of them at most
+  std::uint8_t table = 2 * kExports;  // how many exports it has: more than half full, idle ones go
+  std::uint8_t connected = 1;         // leases at the beginning, a bit each
+  std::uint8_t may_die = 0;           // processes, a bit each
+  std::uint8_t deaths = 0;            // how many of them at most
   // What the end does before it looks whether all is over: collects, time limits.
   bool collects_at_end = true;
   bool expires_at_end = false;
