@@ -40,7 +40,14 @@ def test_a_consumer_killed_under_its_kernel() -> None:
 def test_a_killed_consumer_whose_child_keeps_the_gpu_open() -> None:
     result = run_script("killed_writer.py", "--child")
     assert result["stayed_with_child"], "the block came back while the dead kernel could write"
-    assert any("quarantine" in state for state in result["holders_with_child"])
+    assert any("quarantine" in state for state in result["holders"])
+    check_canary(result)
+
+
+def test_a_killed_consumer_that_loaded_the_library_late() -> None:
+    result = run_script("killed_writer.py", "--late")
+    assert len(result["holders"]) == 1
+    assert result["seconds_to_return"] >= 2.0, "it came back before the grace time was over"
     check_canary(result)
 
 

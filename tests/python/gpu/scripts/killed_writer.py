@@ -2,6 +2,8 @@
 
 With "--child" the consumer has a fork child that outlives it: the child holds the driver's files,
 the dead consumer's kernel may go on, and the block must stay in limbo until the child has ended.
+With "--late" the consumer has started CUDA before it loads the library: its life line proves less,
+and the block comes back 2 s later.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ KERNEL_SECONDS = 2.0
 KERNEL_SECONDS_WITH_CHILD = 5.0  # so that it still runs when the child ends
 
 
-def consume(queue: Any, pipe: Any, with_child: bool) -> None:
+def consume(queue: Any, pipe: Any, with_child: bool, late: bool) -> None:
+    if late:
+        torch.zeros(1, device="cuda")
     import torch_limbo  # before CUDA starts: the life line then ends with the driver's files
     from kernels import WriteFor
 
@@ -44,12 +48,12 @@ def consume(queue: Any, pipe: Any, with_child: bool) -> None:
 def main() -> int:
     import torch_limbo
 
-    with_child = "--child" in sys.argv
+    with_child, late = "--child" in sys.argv, "--late" in sys.argv
     torch_limbo.enable()
     context = mp.get_context("spawn")
     queue = context.Queue()
     ours, theirs = context.Pipe()
-    consumer = context.Process(target=consume, args=(queue, theirs, with_child))
+    consumer = context.Process(target=consume, args=(queue, theirs, with_child, late))
     consumer.start()
     theirs.close()
 
@@ -85,6 +89,12 @@ def main() -> int:
         note("holders while the child lives", states)
         child_killed = time.monotonic()
         os.kill(child, signal.SIGKILL)
+    if late:
+        wait_until(lambda: len(torch_limbo.holders()) == 1, 5, "nobody holds anything")
+        wait_until(
+            lambda: torch_limbo.holders()[0].why.endswith("given 2 s to stop"), 1.9, "no grace time"
+        )
+        states = [str(holder) for holder in torch_limbo.holders()]
     seconds_to_return = wait_for_empty_limbo()
     returned = time.monotonic()
     note(f"returned {returned - killed:.3f} s after the kill")
@@ -106,7 +116,7 @@ def main() -> int:
         seen_writing=True,
         same_address=same_address,
         stayed_with_child=stayed,
-        holders_with_child=states,
+        holders=states,
         seconds_to_return=returned - (child_killed if with_child else killed),
         waited=seconds_to_return,
         spoiled=spoiled,
