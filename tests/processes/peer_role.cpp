@@ -1,8 +1,4 @@
 // The child's side of peer.h.
-#include <spawn.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +17,7 @@
 #include "allocator/options.h"
 #include "ipc/fail_points.h"
 #include "ipc/sharing.h"
+#include "tests/processes/peer_forks.h"
 #include "tests/processes/peer_graphs.h"
 #include "tests/processes/peer_many.h"
 #include "tests/support/child_process.h"
@@ -262,39 +259,6 @@ class PeerRole {
     }
     return std::to_string(calls);
   }
-  std::string fork_idle_child(Words&) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      while (true) ::pause();
-    }
-    return std::to_string(child);
-  }
-  static std::string spawn_idle_program(Words&) {
-    pid_t child = 0;
-    char name[] = "sleep";
-    char time[] = "1000";
-    char* arguments[] = {name, time, nullptr};
-    if (::posix_spawn(&child, "/bin/sleep", nullptr, nullptr, arguments, environ) != 0) {
-      throw std::runtime_error("posix_spawn");
-    }
-    return std::to_string(child);
-  }
-  // As if something between the processes had done it.
-  static std::string cut_connections(Words&) {
-    for (int fd = 3; fd < 1024; ++fd) {
-      // Both ends have the name of the listener on one side.
-      sockaddr_un own{};
-      sockaddr_un other{};
-      socklen_t length = sizeof(own) - 1;
-      if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0) continue;
-      length = sizeof(other) - 1;
-      if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) != 0) continue;
-      if (own.sun_family != AF_UNIX) continue;
-      const std::string names = std::string(own.sun_path) + " " + other.sun_path;
-      if (names.find(".sock") != std::string::npos) ::shutdown(fd, SHUT_RDWR);
-    }
-    return {};
-  }
   // All blocks: they are released and freed when the process's static objects are destroyed.
   std::string keep_until_the_end(Words&) {
     struct Kept {
@@ -312,33 +276,6 @@ class PeerRole {
     kept.blocks = std::move(blocks_);
     blocks_.clear();
     return {};
-  }
-  std::string use_in_fork_child(Words& words) {
-    const int generations = next<int>(words);
-    int pipe_ends[2];
-    if (::pipe(pipe_ends) != 0) throw std::runtime_error("pipe");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      for (int generation = 1; generation < generations; ++generation) {
-        const pid_t grandchild = ::fork();
-        if (grandchild != 0) ::_exit(::waitpid(grandchild, nullptr, 0) == grandchild ? 0 : 1);
-      }
-      std::string met = "none";
-      try {
-        (void)process_sharing().stats();
-      } catch (const Error& failure) {
-        met = error_code_name(failure.code());
-      }
-      blocks_.clear();  // releases of the parent's blocks: nothing happens
-      (void)!::write(pipe_ends[1], met.data(), met.size());
-      ::_exit(0);
-    }
-    ::close(pipe_ends[1]);
-    char text[64] = {};
-    const ssize_t length = ::read(pipe_ends[0], text, sizeof(text) - 1);
-    ::close(pipe_ends[0]);
-    ::waitpid(child, nullptr, 0);
-    return {text, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
   }
 
   using Command = std::function<std::string(Words&)>;
@@ -365,10 +302,15 @@ class PeerRole {
       {"balance", [this](Words& w) { return balance(w); }},
       {"holders", [this](Words& w) { return holders(w); }},
       {"driver_calls", [this](Words& w) { return driver_calls(w); }},
-      {"fork_idle_child", [this](Words& w) { return fork_idle_child(w); }},
-      {"use_in_fork_child", [this](Words& w) { return use_in_fork_child(w); }},
-      {"spawn_idle_program", spawn_idle_program},
-      {"cut_connections", cut_connections},
+      {"fork_idle_child", [](Words&) { return std::to_string(fork_idle_child()); }},
+      {"use_in_fork_child",
+       [this](Words& w) { return use_in_fork_child(next<int>(w), [this] { blocks_.clear(); }); }},
+      {"spawn_idle_program", [](Words&) { return std::to_string(spawn_idle_program()); }},
+      {"cut_connections",
+       [](Words&) {
+         cut_connections();
+         return std::string();
+       }},
       {"keep_until_static_destruction", [this](Words& w) { return keep_until_the_end(w); }},
       {"synchronize",
        [](Words&) {
