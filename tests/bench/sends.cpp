@@ -110,7 +110,7 @@ class Receiver {
 
   // More than the tolerance in a few thousand messages.
   void leak() {
-    if (leak_ == "descriptors") (void)::dup(STDERR_FILENO);
+    if (leak_ == "descriptors") leaked_fd_ = ::dup(STDERR_FILENO);
     if (leak_ == "memory") leaked_.emplace_back(kLeakedBytes, std::byte{1});
     for (int i = 0; leak_ == "events" && i < kLeakedEvents; ++i) (void)device().create_event(0);
   }
@@ -126,6 +126,7 @@ class Receiver {
 
   testing::ChildContext& context_;
   const std::string leak_;
+  int leaked_fd_ = -1;  // the last of them
   BusyStream stream_;
   const StreamRef second_;
   std::deque<std::unique_ptr<ReceivedBlock>> held_;
