@@ -1,6 +1,7 @@
 // The kill matrix: every process of a sharing program is killed at every transition of the
 // protocol, and nothing is lost, reused too early, or hung. `--help` says more; start reading at
 // killmatrix/driver.h.
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,12 +48,24 @@ std::uint64_t left_behind(const testing::Balance& before) {
   return static_cast<std::uint64_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
+// Asked in a child, so that this process, which forks, has not so much as opened the driver.
+bool there_is_cuda() {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string why;
+    const bool available = cuda_available(&why);
+    if (!available) std::printf("There is no CUDA device: %s\n", why.c_str());
+    std::fflush(nullptr);
+    ::_exit(available ? 0 : 1);
+  }
+  int status = 1;
+  return child > 0 && ::waitpid(child, &status, 0) == child && status == 0;
+}
+
 int run(const Options& options) {
   setenv("LIMBO_DEVICE", options.device.c_str(), 1);
-  if (std::string why; options.device == "cuda" && !cuda_available(&why)) {
-    std::printf("There is no CUDA device: %s\n", why.c_str());
-    return 1;
-  }
+  if (options.device == "cuda" && !there_is_cuda()) return 1;
   // Other programs of this user are left alone.
   const testing::Sandbox sandbox;
   setenv("LIMBO_TEST_KERNELS", sandbox.path().c_str(), 1);

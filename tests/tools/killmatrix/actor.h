@@ -24,6 +24,7 @@ void attempt(Diary& diary, Function&& function) {
     diary.line("out of memory");
   } catch (const Error& failure) {
     diary.line("error: %.100s", failure.what());
+    if (diary.context_lost()) return;
     if (is_planned(failure) || failure.code() == ErrorCode::kLedgerFull) return;
     diary.found(Harm::kLost, "an error that has no reason: %s", failure.what());
   } catch (const std::exception& failure) {
@@ -42,6 +43,7 @@ class Actor {
   void give_back();  // what was received, and what was allocated
   void take_back();  // the messages that nobody has opened
   [[nodiscard]] Reader& reader() noexcept { return reader_; }
+  [[nodiscard]] GpuWork& work() noexcept { return work_; }
 
  private:
   Diary& diary_;

@@ -29,6 +29,7 @@ struct SlotPage {
   std::atomic<std::uint64_t> busy_since_us{0};  // 0: between two actions
   std::atomic<std::uint64_t> helper_busy_since_us{0};
   std::atomic<std::int32_t> fork_child{0};  // its pid
+  std::atomic<bool> context_lost{false};    // its device refuses everything
   std::atomic<std::uint32_t> next_line{0};
   std::array<LogLine, 128> lines;
 };
@@ -91,6 +92,9 @@ class Diary {
   // A number that no block ever held; never 0, which fresh memory holds.
   [[nodiscard]] std::uint32_t new_canary(bool by_consumer) noexcept;
 
+  [[nodiscard]] bool context_lost() const noexcept {
+    return arena_->slots[slot_].context_lost.load();
+  }
   [[nodiscard]] Arena& arena() const noexcept { return *arena_; }
   [[nodiscard]] std::uint32_t slot() const noexcept { return slot_; }
   [[nodiscard]] std::uint32_t incarnation() const noexcept { return incarnation_; }

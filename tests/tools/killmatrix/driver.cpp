@@ -66,6 +66,7 @@ void Driver::give_birth(Slot& slot) {
   page.busy_since_us.store(0);
   page.helper_busy_since_us.store(0);
   page.fork_child.store(0);
+  page.context_lost.store(false);
   page.incarnation.store(slot.plan.incarnation);
   fork_into(slot, &live);
   if (slot.plan.end == End::kKilledYoung) slot.die_at = Clock::now() + slot.plan.lifetime;
@@ -110,7 +111,7 @@ Driver::Clock::time_point Driver::next_due() const {
   Clock::time_point due = Clock::now() + kLongestStep;
   for (const Slot& slot : slots_) {
     due = std::min(due, slot.resume_at);
-    if (killing_ || slot.replaced) due = std::min(due, slot.die_at);
+    if (killing_ || slot.replaced || slot.doomed) due = std::min(due, slot.die_at);
   }
   for (const Orphan& orphan : orphans_) due = std::min(due, orphan.die_at);
   return due;
@@ -161,6 +162,10 @@ void Driver::hear(Slot& slot) {
       break;
     case 'p':
       slot.die_at = Clock::now() + milliseconds(random_.between(0, 8));
+      break;
+    case 'l':
+      slot.doomed = true;
+      slot.die_at = Clock::now() + milliseconds(births_ ? random_.between(1, 40) : 0);
       break;
     case 'b':
       if (got > 1) {
@@ -249,7 +254,7 @@ void Driver::kill(Slot& slot) {
 void Driver::kill_due(Clock::time_point now) {
   for (Slot& slot : slots_) {
     if (slot.pid == 0) continue;
-    if (slot.die_at <= now && (killing_ || slot.replaced)) kill(slot);
+    if (slot.die_at <= now && (killing_ || slot.replaced || slot.doomed)) kill(slot);
     if (slot.resume_at <= now) {
       slot.resume_at = Clock::time_point::max();
       slot.stopped = false;

@@ -49,6 +49,7 @@ class Driver {
     bool ready = false;
     bool stopped = false;
     bool replaced = false;  // it is another program now
+    bool doomed = false;    // it gives nothing back any more
     bool killed_by_driver = false;
     bool leaves = false;       // it was told to
     bool owes_answer = false;  // to what settle asked

@@ -25,7 +25,7 @@ void Driver::settle(bool thorough) {
     if (const pid_t child = arena_.slots[slot.plan.slot].fork_child.load(); child > 0) {
       ::kill(child, SIGKILL);
     }
-    if (slot.replaced && !slot.plan.slow_exec) slot.die_at = Clock::now();
+    if (slot.doomed || (slot.replaced && !slot.plan.slow_exec)) slot.die_at = Clock::now();
   }
   // Now and then the producers go on while the consumers give back.
   const std::span<Slot> all(slots_);

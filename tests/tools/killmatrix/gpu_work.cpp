@@ -1,6 +1,7 @@
 #include "tests/tools/killmatrix/gpu_work.h"
 
 #include <algorithm>
+#include <exception>
 #include <stdexcept>
 
 #include "allocator/device/sim_device.h"
@@ -58,6 +59,29 @@ std::optional<std::uint32_t> GpuWork::foreign_word(StreamHandle stream, const vo
                                   [&](std::uint32_t word) { return word != canary; });
   if (found == words_.end()) return std::nullopt;
   return *found;
+}
+
+void GpuWork::capture(StreamHandle stream, int launches, const std::function<void()>& during) {
+  SimDevice& sim = as_sim(device_);
+  sim.begin_capture(ref(stream), SimCaptureMode::kRelaxed);
+  std::exception_ptr failure;
+  try {
+    during();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::unique_ptr<SimGraph> graph = sim.end_capture(ref(stream));
+  if (failure) std::rethrow_exception(failure);
+  for (int i = 0; i < launches; ++i) sim.launch_graph(ref(stream), *graph);
+}
+
+void GpuWork::destroy_stream(StreamHandle stream) {
+  device_.synchronize_stream(ref(stream));
+  device_.destroy_stream(ref(stream));
+}
+
+void GpuWork::lose_context() {
+  as_sim(device_).inject_sticky_error(0, "an illegal memory access was encountered");
 }
 
 }  // namespace limbo::killmatrix

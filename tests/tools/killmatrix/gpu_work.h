@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -39,7 +40,17 @@ class GpuWork {
   [[nodiscard]] std::optional<std::uint32_t> foreign_word(StreamHandle stream, const void* data,
                                                           std::size_t size_bytes,
                                                           std::uint32_t canary);
-  void wait_until_idle() { device_.synchronize_device(0); }
+
+  // ---- the simulated device only ---------------------------------------------------------------
+
+  [[nodiscard]] bool is_simulated() const noexcept { return scratch_ == nullptr; }
+  // Calls `during` while a stream is being captured; the graph is launched so often, and goes.
+  void capture(StreamHandle stream, int launches, const std::function<void()>& during);
+  [[nodiscard]] StreamHandle new_stream() { return device_.create_stream(0); }
+  // Waits for it.
+  void destroy_stream(StreamHandle stream);
+  // From now on every call of the device fails.
+  void lose_context();
 
  private:
   testing::TestKernels& kernels();

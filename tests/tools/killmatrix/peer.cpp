@@ -141,6 +141,11 @@ class Process {
 
   void end_by_itself() {
     if (plan_.exits) leave();
+    if (plan_.loses_context && !page_.context_lost.exchange(true)) {
+      diary_.line("loses its context");
+      attempt(diary_, [&] { actor_->work().lose_context(); });
+      say("l");
+    }
     switch (plan_.end) {
       case End::kExit:
         diary_.line("_exit");

@@ -11,7 +11,8 @@
 // | g              | go on                                 | none   |
 // | q              | end by exit                           | none   |
 //
-// By itself it says r when it has started, and p when a fork child of it holds its life line.
+// By itself it says r when it has started, p when a fork child of it holds its life line, and l when
+// its GPU context is lost.
 #pragma once
 
 #include "tests/tools/killmatrix/arena.h"

@@ -10,15 +10,33 @@
 namespace limbo::killmatrix {
 namespace {
 
-constexpr std::string_view kConsumersPoints[] = {"claim.",   "dirty.",   "release.",   "receive.",
-                                                 "unmap.",   "sendon.",  "forwarder.", "bye.",
-                                                 "connect.", "decline.", "bye.",       "orphan."};
+constexpr std::string_view kConsumersPoints[] = {"claim.",   "dirty.",  "release.",   "receive.",
+                                                 "unmap.",   "sendon.", "forwarder.", "connect.",
+                                                 "decline.", "bye.",    "orphan."};
+
+bool is_passed_when_lost(std::string_view name) {
+  return name == "release.before_lost" || name == "release.after_lost" ||
+         name == "release.before_retire";
+}
+
+// What leads there can be done on the simulated device only.
+bool needs_simulated_device(std::string_view name) {
+  return is_passed_when_lost(name) || name == "release.when_idle" || name == "release.after_park" ||
+         name == "release.before_keep";
+}
+
+bool is_passed_at_exit(std::string_view name) {
+  return name.starts_with("exit.");
+}
 
 // The least visited of a few random ones: every point has its turn, in no fixed order.
-std::size_t pick_point(Random& random, Role role, const std::uint64_t* killed_at) {
+std::size_t pick_point(const Options& options, Random& random, Role role,
+                       const std::uint64_t* killed_at) {
   std::vector<std::size_t> points;
   for (std::size_t i = 0; i < kFailPointCount; ++i) {
-    if (belongs_to(role, kFailPoints[i].name)) points.push_back(i);
+    const std::string_view name = kFailPoints[i].name;
+    if (options.device != "simulated" && needs_simulated_device(name)) continue;
+    if (belongs_to(role, name)) points.push_back(i);
   }
   std::size_t best = points[random.below(points.size())];
   for (int i = 0; i < 4; ++i) {
@@ -28,12 +46,9 @@ std::size_t pick_point(Random& random, Role role, const std::uint64_t* killed_at
   return best;
 }
 
-bool is_passed_at_exit(std::string_view name) {
-  return name.starts_with("exit.");
-}
-
 // Early more often than late: most points are passed a few times in a short life.
 std::string at_passing(Random& random) {
+  if (random.one_in(2)) return "@1";
   return "@" + std::to_string(1 + random.below(std::uint64_t{1} << random.below(5)));
 }
 
@@ -43,7 +58,9 @@ std::string setting_for(Random& random, std::size_t point, const char* action) {
   if (kFailPoints[point].name == "decline.before_send") return text + ",receive.before_slot=error";
   // And only a connection that is given up says bye while its process goes on.
   if (kFailPoints[point].name == "bye.before_send") return text + ",connect.after_welcome=error";
-  return is_passed_at_exit(kFailPoints[point].name) ? text : text + at_passing(random);
+  const bool once =
+      is_passed_at_exit(kFailPoints[point].name) || is_passed_when_lost(kFailPoints[point].name);
+  return once ? text : text + at_passing(random);
 }
 
 // A point elsewhere that is slow, or that fails.
@@ -54,7 +71,9 @@ std::string disturbance(Random& random, std::size_t taken) {
                                              : random.below(kFailPointCount);
   if (point == taken) return {};
   const std::string name(kFailPoints[point].name);
-  if (kFailPoints[point].can_fail && random.one_in(2)) {
+  // A release that fails stays held until its process ends: nothing for a balance.
+  const bool may_fail = kFailPoints[point].can_fail && name != "release.before_enqueue";
+  if (may_fail && random.one_in(2)) {
     return "," + name + "=error" + at_passing(random);
   }
   return "," + name + "=delay:" + std::to_string(1 + random.below(3)) + at_passing(random);
@@ -63,7 +82,8 @@ std::string disturbance(Random& random, std::size_t taken) {
 End random_end(Random& random) {
   const std::uint32_t choice = random.below(1000);
   if (choice < 560) return End::kFailPoint;
-  if (choice < 800) return End::kKilled;
+  if (choice < 785) return End::kKilled;
+  if (choice < 800) return End::kContextLost;
   if (choice < 840) return End::kKilledYoung;
   if (choice < 880) return End::kStopped;
   if (choice < 940) return End::kParent;
@@ -86,6 +106,10 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
   plan.role = role;
   plan.seed = random.next();
   plan.end = random_end(random);
+  if (plan.end == End::kContextLost &&
+      (role == Role::kProducer || options.device != "simulated" || !options.sabotage.empty())) {
+    plan.end = End::kKilled;
+  }
   const Sabotage& sabotage = sabotage_of(options.sabotage);
   if (sabotage.parents_one_in != 0 && random.one_in(sabotage.parents_one_in)) {
     plan.end = End::kParent;
@@ -101,13 +125,16 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
   // At least one setting, harmless, so that passings are counted.
   plan.fail_points = "share.after_open=delay:0@1000000000";
   if (plan.end == End::kFailPoint || plan.end == End::kStopped) {
-    plan.point = taken = pick_point(random, role, killed_at);
+    plan.point = taken = pick_point(options, random, role, killed_at);
     plan.fail_points +=
         "," + setting_for(random, plan.point, plan.end == End::kFailPoint ? "crash" : "stop");
     plan.lifetime = 4 * options.lifetime;  // to get there
     plan.exits = is_passed_at_exit(kFailPoints[plan.point].name);
+    plan.loses_context = is_passed_when_lost(kFailPoints[plan.point].name);
   } else if (plan.end == End::kKilledYoung) {
     plan.lifetime = std::chrono::milliseconds(random.between(0, options.lifetime.count() / 4));
+  } else if (plan.end == End::kContextLost) {
+    plan.loses_context = true;
   } else if (plan.end == End::kExec) {
     plan.slow_exec = random.one_in(8);
   }
@@ -138,6 +165,9 @@ std::string describe(const Plan& plan) {
       break;
     case End::kParent:
       text += "killed before its fork child";
+      break;
+    case End::kContextLost:
+      text += "loses its context";
       break;
     case End::kExit:
       text += "_exit";

@@ -19,6 +19,7 @@ enum class End : std::uint8_t {
   kKilledYoung,  // SIGKILL while it starts
   kFailPoint,    // kills itself at a fail point
   kStopped,      // stops itself at a fail point, goes on or is killed there
+  kContextLost,  // SIGKILL after its GPU context was lost (simulated, consumers)
   kParent,       // SIGKILL while a fork child holds its life line, with work on its streams
   kExit,         // _exit in the middle
   kExec,         // replaces itself by another program
@@ -36,6 +37,7 @@ struct Plan {
   std::chrono::milliseconds lifetime{0};  // from ready on (kKilledYoung: from birth); then SIGKILL
   std::uint32_t at_action = 0;            // of kExit, kExec, kLeave, kParent
   bool exits = false;                     // at that action, to get to the fail point
+  bool loses_context = false;             // at that action
   bool slow_exec = false;                 // the new program lives longer than the grace
   bool small_tables = false;
   bool unmaps_at_once = false;  // a consumer whose import cache keeps nothing

@@ -1,16 +1,18 @@
 #include "tests/tools/killmatrix/reader.h"
 
 #include <string_view>
-#include <thread>
 #include <utility>
+
+#include "tests/support/eventually.h"
 
 namespace limbo::killmatrix {
 namespace {
 
 constexpr std::size_t kMostHeld = 12;
 constexpr int kNoDevice = 999;
+constexpr std::size_t kFlood = 320;  // more than wait on a stream, fewer than a row takes
 // How long the death of a sender may take to be seen by its readers.
-constexpr std::chrono::milliseconds kUntilDeathIsSeen{1000};
+constexpr std::chrono::milliseconds kUntilDeathIsSeen{2000};
 
 // Whoever owns the block, or has sent it on.
 bool has_ended(const Arena& arena, const Letter& letter) {
@@ -45,6 +47,10 @@ bool Reader::act() {
     change_stream(held);
   } else if (choice < 88 && can_send_on_) {
     send_on(index);
+  } else if (choice < 91 && work_.is_simulated()) {
+    release_in_capture(index);
+  } else if (choice < 93 && work_.is_simulated()) {
+    release_behind_a_stream_that_went(index);
   } else {
     release(index);
   }
@@ -56,6 +62,10 @@ bool Reader::receive() {
   if (!mail) return false;
   if (random_.one_in(16)) {
     receive_in_vain(*mail);
+    return true;
+  }
+  if (mail->letter.exclusive == 0 && random_.one_in(150)) {
+    flood(*mail);
     return true;
   }
   // The newest of those that must come is for the end.
@@ -96,10 +106,30 @@ void Reader::receive_in_vain(const Mail& mail) {
   }
 }
 
+void Reader::flood(const Mail& mail) {
+  const StreamHandle stream = work_.stream(random_.below(GpuWork::kStreams));
+  ReceiveOptions options;
+  options.current_stream = [stream](int) { return stream; };
+  diary_.line("flood from %u, canary %u", mail.letter.from_slot, mail.letter.canary);
+  std::vector<std::unique_ptr<ReceivedBlock>> blocks;
+  try {
+    while (blocks.size() < kFlood) {
+      blocks.push_back(process_sharing().receive(mail.descriptor, options).block);
+    }
+  } catch (const Error& failure) {
+    if (blocks.empty()) {
+      refused(mail.letter, failure);
+    } else {
+      diary_.line("flood of %zu: %.80s", blocks.size(), failure.what());
+    }
+  }
+  work_.delay(stream, std::chrono::milliseconds(5));
+}
+
 // What a receiver may be told, and what it may not.
 void Reader::refused(const Letter& letter, const Error& failure) {
   diary_.line("refused: %.100s", failure.what());
-  if (is_planned(failure)) return;
+  if (is_planned(failure) || diary_.context_lost()) return;
   switch (failure.code()) {
     case ErrorCode::kGone:
     case ErrorCode::kWithdrawn:
@@ -122,19 +152,18 @@ void Reader::refused(const Letter& letter, const Error& failure) {
                    letter.from_slot, letter.canary, failure.what());
       break;
     default:
+      // A driver may take its time over the end of a process.
+      if (failure.code() == ErrorCode::kDeviceError && owner_is_gone(letter)) break;
       diary_.found(Harm::kLost, "receiving from process %u, canary %u: %s", letter.from_slot,
                    letter.canary, failure.what());
   }
   diary_.arena().refusals.fetch_add(1);
 }
 
-bool Reader::owner_is_gone(const Held& held) const {
-  const auto until = std::chrono::steady_clock::now() + kUntilDeathIsSeen;
-  while (true) {
-    if (held.block->orphaned() || has_ended(diary_.arena(), held.letter)) return true;
-    if (std::chrono::steady_clock::now() >= until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+bool Reader::owner_is_gone(const Letter& letter, const ReceivedBlock* block) const {
+  return testing::eventually(
+      [&] { return (block != nullptr && block->orphaned()) || has_ended(diary_.arena(), letter); },
+      kUntilDeathIsSeen);
 }
 
 void Reader::check(Held& held) {
@@ -146,7 +175,7 @@ void Reader::check(Held& held) {
     held.verified = true;
     return;
   }
-  if (!held.verified && owner_is_gone(held)) {
+  if (!held.verified && owner_is_gone(held.letter, held.block.get())) {
     // Its sender died before it was written.
     diary_.arena().orphans.fetch_add(1);
     held.expected = 0;
@@ -243,6 +272,31 @@ void Reader::release(std::size_t index) {
   diary_.line("release %p", held.block->data());
   if (random_.one_in(2)) held.block->release();
   if (random_.one_in(20)) held.block->release();  // once more: nothing happens
+}
+
+// Its release waits until the graph is gone.
+void Reader::release_in_capture(std::size_t index) {
+  Held held = std::move(held_[index]);
+  held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(index));
+  diary_.line("release %p in a capture", held.block->data());
+  if (held.last == nullptr) {  // the default stream cannot be captured
+    held.last = work_.stream(1);
+    work_.order(nullptr, held.last);
+    held.block->record_stream(GpuWork::ref(held.last));
+  }
+  work_.capture(held.last, static_cast<int>(random_.below(3)), [&] { held.block->release(); });
+}
+
+// Its release waits until the device is idle.
+void Reader::release_behind_a_stream_that_went(std::size_t index) {
+  Held held = std::move(held_[index]);
+  held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(index));
+  diary_.line("release %p behind a stream that went", held.block->data());
+  const StreamHandle stream = work_.new_stream();
+  work_.order(held.last, stream);
+  held.block->record_stream(GpuWork::ref(stream));
+  work_.destroy_stream(stream);
+  held.block->release();
 }
 
 void Reader::release_all() {

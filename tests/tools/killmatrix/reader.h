@@ -45,13 +45,19 @@ class Reader {
   bool receive();
   // A claim that stands, and is given back by the host, since there is no such device.
   void receive_in_vain(const Mail& mail);
+  // Opens one message so often that its releases wait for one another behind a kernel.
+  void flood(const Mail& mail);
   void refused(const Letter& letter, const Error& failure);
   void check(Held& held);
-  [[nodiscard]] bool owner_is_gone(const Held& held) const;
+  // Whether its owner, or who has sent it on, ends now.
+  [[nodiscard]] bool owner_is_gone(const Letter& letter,
+                                   const ReceivedBlock* block = nullptr) const;
   void write(Held& held, std::chrono::milliseconds duration);
   void change_stream(Held& held);
   void send_on(std::size_t index);
   void release(std::size_t index);
+  void release_in_capture(std::size_t index);
+  void release_behind_a_stream_that_went(std::size_t index);
 
   Diary& diary_;
   Post& post_;
