@@ -142,10 +142,11 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
 
 void ReleaseQueue::enqueue_or_wait(ReleaseJobs& one) {
   const ReleaseJob& job = one.front();
-  const Alike key{job.link.get(), job.streams};
+  const auto key = [&] { return Alike{job.link.get(), job.streams}; };
   {
     const std::lock_guard lock(mutex_);
-    if (const auto group = waiting_.find(key); group != waiting_.end()) {
+    const auto group = waiting_.empty() ? waiting_.end() : waiting_.find(key());
+    if (group != waiting_.end()) {
       group->second.splice(group->second.end(), one);
       return;
     }
@@ -169,7 +170,7 @@ void ReleaseQueue::enqueue_or_wait(ReleaseJobs& one) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  ReleaseJobs& group = waiting_[key];
+  ReleaseJobs& group = waiting_[key()];
   group.splice(group.end(), one);
 }
 

@@ -103,7 +103,7 @@ struct Holder {
   std::int64_t pid = 0;  // for people only
   std::string incarnation;
   State state = State::kConnected;
-  std::string why;  // for quarantine: what it waits for
+  std::string why;  // for quarantine: what it waits for; or that its GPU context is lost
   std::uint64_t claims = 0;
   std::uint64_t bytes = 0;
   std::uint64_t mapped_pieces = 0;
