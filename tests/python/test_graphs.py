@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from torch_limbo import graphs
 
 
@@ -24,7 +23,7 @@ class Graph:
         self.calls.append("end")
 
 
-@pytest.fixture()
+@pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A class whose captures are followed; what is kept is noted by the graph itself."""
 
@@ -49,9 +48,7 @@ def test_a_second_call_changes_nothing(followed: Graph) -> None:
     assert followed.calls == ["begin None global", "keep"]
 
 
-def test_a_capture_ends_whatever_happens(
-    followed: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_ends_whatever_happens(followed: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> bool:
         raise RuntimeError("refused")
 
