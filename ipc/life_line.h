@@ -21,7 +21,8 @@ namespace limbo::life_line {
 inline constexpr std::uint32_t kLate = 1;  // made after the driver's files were opened
 // A descendant held the driver's files when the line was made late: it does not hold the line.
 inline constexpr std::uint32_t kLateWithChildren = 2;
-// GPU work may belong to an MPS server, which outlives this process.
+// GPU work may belong to an MPS server, which outlives this process: CUDA_MPS_PIPE_DIRECTORY is set,
+// or a server listens in the default place, /tmp/nvidia-mps.
 inline constexpr std::uint32_t kPerhapsMps = 4;
 inline constexpr std::uint32_t kKnownFlags = kLate | kLateWithChildren | kPerhapsMps;
 
