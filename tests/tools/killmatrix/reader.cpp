@@ -49,7 +49,7 @@ bool Reader::act() {
     send_on(index);
   } else if (choice < 91 && work_.is_simulated()) {
     release_in_capture(index);
-  } else if (choice < 93 && work_.is_simulated()) {
+  } else if (choice < 93 && work_.is_simulated() && !held.block->same_process()) {
     release_behind_a_stream_that_went(index);
   } else {
     release(index);
@@ -287,7 +287,7 @@ void Reader::release_in_capture(std::size_t index) {
   work_.capture(held.last, static_cast<int>(random_.below(3)), [&] { held.block->release(); });
 }
 
-// Its release waits until the device is idle.
+// Its release waits until the device is idle. (A block of one's own waits for the stream itself.)
 void Reader::release_behind_a_stream_that_went(std::size_t index) {
   Held held = std::move(held_[index]);
   held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(index));
