@@ -13,6 +13,9 @@ void write_sharing(JsonWriter& json, const SharingStats& stats) {
   json.field("in_flight", stats.in_flight);
   json.field("held_claims", stats.held_claims);
   json.field("sends", stats.sends);
+  json.field("forwards", stats.forwards);
+  json.field("forwarders", stats.forwarders);
+  json.field("forwarders_met", stats.forwarders_met);
   json.field("closed", stats.closed);
   json.field("expired", stats.expired);
   json.field("withdrawn", stats.withdrawn);

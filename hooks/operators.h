@@ -18,8 +18,9 @@ namespace limbo {
 //                    owner's free; None: option message_time_limit_ms. A tensor without elements in
 //                    its storage needs no memory, and no Limbo.
 //                    Errors: not_lendable (CPU, another allocator's memory, sparse, nested,
-//                    quantized, a non-leaf that requires grad), not_available_yet (received
-//                    memory: forwarding), bad_argument, ledger_full.
+//                    quantized, a non-leaf that requires grad), bad_argument, ledger_full.
+//                    Received memory is sent on: its owner is asked, and waited for, at most a
+//                    second. Errors then also: no_channel, producer_exited, withdrawn, expired.
 //   receive          The tensor. `device`: the index to open on; -1: the owner's GPU, by its UUID.
 //                    Its storage is not resizable; two tensors of one storage share it.
 //   share_storage    Like share, of the storage of `t` alone: its metadata is ignored.
@@ -30,7 +31,7 @@ namespace limbo {
 //   withdraw         Takes a message of this process back: who has not opened it gets `withdrawn`.
 //   collect          Unpins what is over. True when anything came back. Never blocks.
 //   is_limbo         Whether `share` can lend this tensor: its storage lies in one block that Limbo
-//                    allocated. Never throws, starts nothing.
+//                    allocated, or was received through it. Never throws, starts nothing.
 //   is_received      Whether its storage was received through Limbo.
 //   is_orphaned      Whether it was received and its producer has ended.
 //   holders, stats   JSON, as in capi.h.

@@ -75,14 +75,18 @@ std::optional<BlockView> block_of(const at::Tensor& tensor) {
   return block;
 }
 
-BlockView require_lendable(const at::Tensor& tensor) {
-  const std::optional<BlockView> block = block_of(tensor);
-  if (block) return *block;
-  if (is_received(tensor)) {
-    throw Error(ErrorCode::kNotAvailableYet,
-                "Cannot share " + tensor_text(tensor) +
-                    ": it was received from another process, and sending on is not available yet.",
-                "Share tensor.clone().");
+const c10::DataPtr* data_pointer(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  // Without torch's checks: asking about a fake tensor is no error.
+  return &tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+}
+
+// Of memory that can be shared: the device on which its work is ordered. Received memory is sent on.
+int require_lendable(const at::Tensor& tensor) {
+  if (const std::optional<BlockView> block = block_of(tensor)) return block->stream.device;
+  const c10::DataPtr* data = data_pointer(tensor);
+  if (const ReceivedBlock* received = data == nullptr ? nullptr : received_block(*data)) {
+    return received->device();
   }
   throw_not_lendable(tensor,
                      "its memory is not one that Limbo allocated (torch's CUDA allocator here is "
@@ -181,23 +185,17 @@ Opened open_message(ByteSpan message, std::optional<int> device) {
   return {c10::Storage(storage_of(std::move(received.block), stream)), std::move(layout)};
 }
 
-const c10::DataPtr* data_pointer(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  // Without torch's checks: asking about a fake tensor is no error.
-  return &tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-}
-
 }  // namespace
 
 Bytes share_tensor(const at::Tensor& tensor, const ShareTensorOptions& options) {
   require_plain(tensor);
   const TensorLayout layout = layout_of(tensor, options);
   if (tensor.storage().nbytes() == 0) return encode_empty_message(layout);
-  const BlockView block = require_lendable(tensor);
+  const int device = require_lendable(tensor);
   ShareOptions share_options;
   share_options.consumers = options.consumers;
   share_options.time_limit = options.time_limit;
-  share_options.current_stream = current_stream(block.stream.device);
+  share_options.current_stream = current_stream(device);
   return sharing_in_use().share(tensor.storage().data(), tensor.storage().nbytes(), share_options,
                                 encode_layout(layout));
 }
@@ -230,7 +228,7 @@ bool is_lendable(const at::Tensor& tensor) noexcept {
   try {
     return tensor.defined() && tensor.is_cuda() && is_plain(tensor) &&
            is_cut_from_autograd(tensor) && storage_of_tensor(tensor).nbytes() != 0 &&
-           block_of(tensor).has_value();
+           (block_of(tensor).has_value() || is_received(tensor));
   } catch (...) {
     return false;  // a fake tensor's storage, a forked child
   }

@@ -22,9 +22,10 @@ struct ShareTensorOptions {
   TensorForm form = TensorForm::kTensor;
 };
 
-// Work that the current stream has queued comes before the receiver's. Never waits. Errors:
-// kNotLendable (which tensor, why, what to do), kNotAvailableYet (received memory: forwarding),
-// kBadArgument, kLedgerFull, kNoChannel.
+// Work that the current stream has queued comes before the receiver's. Never waits, but for received
+// memory, whose owner is asked: at most a second. Errors: kNotLendable (which tensor, why, what to
+// do), kBadArgument, kLedgerFull, kNoChannel; of received memory kWithdrawn, kExpired,
+// kProducerExited too.
 [[nodiscard]] Bytes share_tensor(const at::Tensor& tensor, const ShareTensorOptions& options = {});
 
 // Opens a message. `device`: the index to open on; default: the owner's GPU. The current stream

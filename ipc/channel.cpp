@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "allocator/error.h"
+#include "ipc/channel_requests.h"
 #include "ipc/channel_socket.h"
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
@@ -27,6 +28,8 @@ namespace {
 // How many messages of one connection are read before others have their turn.
 constexpr int kMessagesInARow = 16;
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
+// How often the waits on a forwarder that is gone and not quiet are completed.
+constexpr std::chrono::milliseconds kCompleteAgain{20};
 
 // Runs `task` on a thread, behind what was posted before, and waits for it.
 void run_and_wait(ServiceThread& thread, const std::function<void()>& task) {
@@ -61,6 +64,7 @@ struct ChannelPeer {
   std::unique_ptr<PeerWatch> watch;
   bool reported_gone = false;
   std::string reported_why;
+  std::optional<Clock::time_point> complete_again;  // a late write may set a timeline back
 };
 
 struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
@@ -224,6 +228,13 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
     worker.post([this, lease, decline] {
       keeper.decline(lease, decline.export_index, decline.generation);
     });
+  } else if (TakeBack back; type == MessageType::kTakeBack && decode(packet.bytes, back)) {
+    worker.post(
+        [this, lease, back] { keeper.take_back(lease, back.export_index, back.generation); });
+  } else if (Forward forward; type == MessageType::kForward && decode(packet.bytes, forward)) {
+    answer_forward(keeper, worker, {peer.socket.get(), lease, *peer.watch}, forward);
+  } else if (AskTimelines ask; type == MessageType::kTimeline && decode(packet.bytes, ask)) {
+    answer_timeline(keeper, {peer.socket.get(), lease, *peer.watch}, ask);
   } else {
     answer(peer, MessageType::kError, ErrorCode::kBadArgument,
            "Message \"" + std::string(message_name(header.type)) +
@@ -288,7 +299,7 @@ bool Channel::Impl::welcome(const ChannelPeer& peer, const LeaseGrant& grant) {
   message.life_line_flags = life_line::flags();
   message.capacities = grant.capacities;
   const int descriptors[Welcome::kDescriptors] = {grant.ledger_fd, grant.timelines_fd, grant.row_fd,
-                                                  life_line::far_end()};
+                                                  life_line::far_end(), grant.own_timelines_fd};
   return send_packet(peer.socket.get(), encode(message), descriptors);
 }
 
@@ -314,6 +325,8 @@ void Channel::Impl::look_at(std::uint64_t id) {
   const auto quiet_at = signs.quiet_at(now);
   if (!signs.gone()) return;
   const std::uint32_t lease = *peer.lease;
+  peer.complete_again.reset();
+  if (keeper.complete_waits(lease)) peer.complete_again = now + kCompleteAgain;
   if (std::string why = signs.why(); !peer.reported_gone || why != peer.reported_why) {
     peer.reported_gone = true;
     peer.reported_why = why;
@@ -359,6 +372,7 @@ std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_p
   };
   for (auto entry = peers.begin(); entry != peers.end();) {
     const auto current = entry++;  // look_at and erase end the current entry only
+    const std::uint64_t current_id = current->first;
     ChannelPeer& peer = current->second;
     if (!peer.lease) {
       if (peer.handshake_until > now) {
@@ -371,12 +385,12 @@ std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_p
       continue;
     }
     const auto quiet_at = peer.watch->signs().quiet_at(now);
-    if (!quiet_at) continue;
-    if (*quiet_at > now) {
-      wake_at(*quiet_at);
-    } else {
-      look_at(current->first);
+    if ((quiet_at && *quiet_at <= now) || (peer.complete_again && *peer.complete_again <= now)) {
+      look_at(current_id);
+      if (peers.find(current_id) == peers.end()) continue;
     }
+    if (peer.complete_again) wake_at(*peer.complete_again);
+    if (quiet_at && *quiet_at > now) wake_at(*quiet_at);
   }
   if (paused_until && *paused_until <= now) {
     paused_until.reset();

@@ -26,11 +26,22 @@ class LeaseKeeper {
   virtual ~LeaseKeeper() = default;
   // On the reaper; makes no device call. May throw Error: the consumer is refused with its text.
   [[nodiscard]] virtual LeaseGrant add_lease(const LeasePeer& peer) = 0;
+  // The same, for what a consumer asks that sends on or opens what was sent on; the text goes to it.
+  [[nodiscard]] virtual protocol::ClaimTarget forward(std::uint32_t lease,
+                                                      const ForwardRequest& request, int pidfd,
+                                                      int life_line,
+                                                      std::uint32_t life_line_flags) = 0;
+  [[nodiscard]] virtual ForwarderFiles forwarder_files(std::uint32_t lease) = 0;
+  // The same, for a lease whose process has ended and is not quiet: lets the waits on its timelines
+  // pass. False when nobody waits on them.
+  virtual bool complete_waits(std::uint32_t lease) = 0;
   // On the worker.
   virtual void lease_gone(std::uint32_t lease, const std::string& why) = 0;
   virtual void lease_quiet(std::uint32_t lease) = 0;
   virtual void decline(std::uint32_t lease, std::uint32_t export_index,
                        std::uint64_t generation) = 0;
+  virtual void take_back(std::uint32_t lease, std::uint32_t export_index,
+                         std::uint64_t generation) = 0;
   virtual void row_half_full(std::uint32_t lease) = 0;
   // The consumer says that nothing of its lease is left. True when that is so: the lease is over.
   [[nodiscard]] virtual bool lease_left(std::uint32_t lease) = 0;

@@ -11,6 +11,7 @@
 
 #include "ipc/export_facts.h"
 #include "ipc/fork_guard.h"
+#include "ipc/holdings.h"
 #include "ipc/live_blocks.h"
 #include "ipc/receive.h"
 #include "ipc/release_queue.h"
@@ -29,7 +30,10 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   }
 
   // Before fill, which cannot fail.
-  void prepare() { living_.begin(); }
+  void prepare(Held&& held) {
+    living_.begin();
+    held_ = std::move(held);
+  }
   void fill(const ExportFacts& facts, const StreamUse& home) noexcept {
     key_ = {job().link->producer(), facts.piece.index, facts.piece.generation,
             facts.offset_bytes,     facts.size_bytes,  job().mapping->device()};
@@ -64,6 +68,7 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   void release() noexcept override {
     if (fork_guard::is_forked_child()) return;  // it is the parent's
     living_.end();
+    held_.end();
     ReleaseJobs job;
     {
       const std::lock_guard lock(mutex_);
@@ -100,6 +105,7 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   std::mutex mutex_;                  // guards job_; a leaf
   ReleaseJobs job_;                   // one, until it is released
   Living living_;
+  Held held_;
 };
 
 }  // namespace limbo

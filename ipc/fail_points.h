@@ -60,6 +60,15 @@ inline constexpr FailPointName kFailPoints[] = {
     {"connect.after_welcome", true},
     {"connect.after_register"},
     {"decline.before_send"},
+    // a consumer that sends on, and one that opens what was sent on
+    {"sendon.after_enqueue", true},
+    {"sendon.before_ask", true},
+    {"sendon.after_answer", true},
+    {"sendon.before_take_back"},
+    {"forwarder.before_ask", true},
+    {"forwarder.after_map", true},
+    {"forwarder.before_complete"},
+    {"forwarder.after_complete"},
     {"bye.before_send"},
     {"orphan.before_complete"},
     {"orphan.after_complete"},
@@ -80,6 +89,12 @@ inline constexpr FailPointName kFailPoints[] = {
     {"own.after_pin"},
     {"exit.before_drain"},
     {"exit.after_drain"},
+    // the producer's part of a forward
+    {"forward.after_note"},
+    {"forward.after_pin", true},
+    {"forward.after_open"},
+    {"forward.before_answer"},
+    {"timeline.before_answer"},
     // the producer's collect
     {"close.before_closing"},
     {"close.after_closing"},

@@ -173,6 +173,7 @@ class Caller {
     result_.timelines = std::move(packet.descriptors[1]);
     result_.row = std::move(packet.descriptors[2]);
     result_.life_line = std::move(packet.descriptors[3]);
+    result_.own_timelines = std::move(packet.descriptors[4]);
     if (!is_life_line(result_.life_line.get())) fail("its life line is none");
   }
 

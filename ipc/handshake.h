@@ -29,9 +29,10 @@ struct Handshake {
   std::uint32_t life_line_flags = 0;
   std::uint32_t lease_number = 0;
   Capacities capacities;
-  OwnedFd ledger;     // read-only
-  OwnedFd timelines;  // readable and writable
-  OwnedFd row;        // readable and writable
+  OwnedFd ledger;         // read-only
+  OwnedFd timelines;      // readable and writable
+  OwnedFd row;            // readable and writable
+  OwnedFd own_timelines;  // readable and writable: this process's, for this producer
 };
 
 // Connects and says hello; waits for the answer, at most `deadline` in all. Throws kProducerExited

@@ -63,6 +63,10 @@ class PeerWatch {
   PeerWatch& operator=(const PeerWatch&) = delete;
 
   [[nodiscard]] DeathSigns& signs() noexcept { return signs_; }
+  // For duplicates: who waits for this process watches it too.
+  [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
+  [[nodiscard]] int life_line() const noexcept { return life_line_.get(); }
+  [[nodiscard]] std::uint32_t life_line_flags() const noexcept { return signs_.life_line_flags; }
   // Looks at both descriptors now, without waiting for the thread's next round, and calls `changed`.
   void look_now();
 

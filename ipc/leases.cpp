@@ -1,15 +1,17 @@
 #include "ipc/leases.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace limbo {
 
 Lease::Lease(std::uint32_t number, const LeasePeer& peer, const Capacities& capacities,
-             std::int64_t scans_per_second)
+             std::int64_t scans_per_second, std::shared_ptr<LeaseTimelines> timelines)
     : number_(number),
       peer_(peer),
       memory_(SharedMemory::create("limbo-row-" + std::to_string(number),
                                    row_layout(capacities).total, ReceiverMay::kWrite)),
+      timelines_(std::move(timelines)),
       view_(memory_.data(), capacities),
       groups_(view_.groups()),
       slots_(capacities.claims),

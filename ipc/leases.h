@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ipc/lease_timelines.h"
 #include "ipc/ledger_record.h"
 #include "ipc/producer.h"
 #include "ipc/protocol/note.h"
@@ -24,7 +25,7 @@ class Lease {
   // `scans_per_second` limits how many groups of this row are scanned, so that a broken consumer
   // cannot keep the producer busy. Throws kNoChannel when the memfd cannot be made.
   Lease(std::uint32_t number, const LeasePeer& peer, const Capacities& capacities,
-        std::int64_t scans_per_second);
+        std::int64_t scans_per_second, std::shared_ptr<LeaseTimelines> timelines);
 
   // ---- the row's words
   [[nodiscard]] const RowView& view() const noexcept { return view_; }
@@ -90,6 +91,9 @@ class Lease {
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
   [[nodiscard]] const LeasePeer& peer() const noexcept { return peer_; }
   [[nodiscard]] const SharedMemory& memory() const noexcept { return memory_; }
+  [[nodiscard]] const std::shared_ptr<LeaseTimelines>& timelines() const noexcept {
+    return timelines_;
+  }
 
   bool gone = false;  // its process has ended: quarantine
   std::string why;    // what quarantine waits for; or that its GPU context is lost
@@ -107,6 +111,7 @@ class Lease {
   const std::uint32_t number_;
   const LeasePeer peer_;
   SharedMemory memory_;
+  const std::shared_ptr<LeaseTimelines> timelines_;
   RowView view_;
   protocol::Seen seen_lease_;
   std::vector<Group> groups_;

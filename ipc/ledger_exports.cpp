@@ -36,7 +36,7 @@ Exports::Exports(LedgerView ledger)
       deadlines_(records_) {}
 
 Exports::~Exports() {
-  for (std::uint32_t index = 0; index < next_fresh_; ++index) forget_seen(index);
+  for (std::uint32_t index = 0; index < next_fresh_; ++index) forget(index);
 }
 
 // ---- what the protocol's functions ask ------------------------------------------------------
@@ -85,13 +85,8 @@ void Exports::held_less(std::uint32_t index, Lease& lease, std::uint32_t slot) n
 
 void Exports::over(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
-  leave_lists(index);
-  deadlines_.remove(index);
-  unlink_from_block(index);
-  forget_seen(index);
-  record.in_use = false;
+  take_out(index);
   record.over_next = std::exchange(over_, index + 1);
-  --counts_.open;
   ++counts_.closed;
   if (protocol::is_last_generation(record.generation)) ++counts_.retired;
 }
@@ -153,19 +148,41 @@ void Exports::open(std::uint32_t index, const protocol::ExportFields& fields) no
 }
 
 void Exports::cancel(std::uint32_t index) noexcept {
+  take_out(index);
+  records_[index].over_next = std::exchange(free_, index + 1);
+}
+
+void Exports::cancel_later(std::uint32_t index) noexcept {
+  take_out(index);
+  records_[index].over_next = std::exchange(over_, index + 1);
+}
+
+// Its record means nothing any more, but for the block, which is pinned still.
+void Exports::take_out(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
   counts_.in_flight -= record.in_flight;
   leave_lists(index);
   deadlines_.remove(index);
   unlink_from_block(index);
-  forget_seen(index);
+  forget(index);
   record.in_use = false;
   --counts_.open;
-  record.over_next = std::exchange(free_, index + 1);
 }
 
-void Exports::forget_seen(std::uint32_t index) noexcept {
-  delete std::exchange(records_[index].seen, nullptr);
+void Exports::forget(std::uint32_t index) noexcept {
+  ExportRecord& record = records_[index];
+  delete std::exchange(record.seen, nullptr);
+  if (Forwarder* forwarder = std::exchange(record.forwarder, nullptr)) forwarder->forget_one();
+}
+
+void Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {
+  ExportRecord& record = records_[index];
+  record.forwarder = &forwarder;
+  ++forwarder.named;
+  std::copy(std::begin(records_[from].own), std::end(records_[from].own), std::begin(record.own));
+  if (!records_[from].let_go) return;
+  record.let_go = true;
+  set_deadline(index);
 }
 
 // ---- the end --------------------------------------------------------------------------------

@@ -57,6 +57,10 @@ class Exports {
   void open(std::uint32_t index, const protocol::ExportFields& fields) noexcept;
   // Undoes reserve: the slot was not opened. The pin stays the caller's.
   void cancel(std::uint32_t index) noexcept;
+  // The same, where the pin cannot be undone now: it goes to the chain of what is over.
+  void cancel_later(std::uint32_t index) noexcept;
+  // An export was reserved for `forwarder`, of the block of another one, whose owner may have let go.
+  void forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept;
 
   // ---- the end ----------------------------------------------------------------------------
   // The block's owner has freed it.
@@ -123,7 +127,8 @@ class Exports {
   [[nodiscard]] std::optional<std::uint32_t> take_slot();
   void take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept;
   void take_off_one(std::uint32_t index) noexcept;
-  void forget_seen(std::uint32_t index) noexcept;
+  void take_out(std::uint32_t index) noexcept;
+  void forget(std::uint32_t index) noexcept;
   void changed(std::uint32_t index) noexcept;
   void leave_lists(std::uint32_t index) noexcept;
   void set_deadline(std::uint32_t index) noexcept;

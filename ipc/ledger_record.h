@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "allocator/allocator.h"
+#include "ipc/forwarders.h"
 #include "ipc/layout.h"
 #include "ipc/lease_set.h"
 #include "ipc/ledger_sparse.h"
@@ -31,7 +32,8 @@ struct ExportRecord {
   std::uint64_t generation = 0;
   std::uint64_t offset_bytes = 0;  // of the shared range from the piece's base
   std::uint64_t size_bytes = 0;
-  TimelinePoint points[2];
+  TimelinePoint points[2];                // what its descriptor names
+  TimelinePoint own[2];                   // this process's own numbers that the memory is behind
   ProducerClock::time_point sent;         // like `points`, written by the sender before OPEN
   ProducerClock::time_point counts_from;  // the later of the send and the owner's free
   ProducerClock::time_point deadline;     // while heap_position != 0
@@ -46,6 +48,7 @@ struct ExportRecord {
   ExportLink list_previous = 0;
   ExportLink over_next = 0;         // of the chain of what is over, or of the free slots
   std::uint32_t heap_position = 0;  // + 1; 0: no deadline
+  Forwarder* forwarder = nullptr;   // who has sent it on, if it was a consumer
   LeaseSet* seen = nullptr;         // the leases that count already; owned; only if promised > 1
   ExportListKind list = ExportListKind::kNone;
   bool in_use = false;  // reserved, or its word is not FREE

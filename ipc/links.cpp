@@ -20,7 +20,8 @@ std::optional<ServiceThread::Clock::time_point> Links::run(ServiceThread::Clock:
   for (const auto& link : all()) {
     const auto wanted = link->run(now);
     if (wanted && (!next || *wanted < *next)) next = wanted;
-    if (!link->usable()) unmapper_.nudge();  // its idle mappings keep memory of the dead
+    // Its idle mappings keep memory of the dead; so do the timelines of dead forwarders.
+    if (!link->usable() || link->has_finished()) unmapper_.nudge();
   }
   return next;
 }
@@ -62,7 +63,7 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const D
 std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
                                              const Decline& promised) {
   auto link = std::make_shared<ProducerLink>(
-      device_, address.incarnation, shake_hands(address, own_, kHandshakeDeadline, promised));
+      device_, address, shake_hands(address, own_, kHandshakeDeadline, promised));
   {
     const std::lock_guard lock(mutex_);
     for (Entry& entry : entries_) {

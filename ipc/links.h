@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "ipc/holdings.h"
 #include "ipc/producer_link.h"
 #include "ipc/service_thread.h"
 
@@ -29,6 +30,9 @@ class Links {
   // landing or mapped. Its tables are unmapped on the unmapper, which may wait for kernels.
   void forget(std::shared_ptr<ProducerLink> link);
 
+  // What this process holds of them, by address.
+  [[nodiscard]] Holdings& holdings() noexcept { return holdings_; }
+
   // The process ends: no claim is made any more, and leases of which nothing is left are given back.
   void leave() noexcept;
 
@@ -48,6 +52,7 @@ class Links {
   const Incarnation own_;
   ServiceThread& reaper_;
   ServiceThread& unmapper_;
+  Holdings holdings_;
 
   std::mutex mutex_;  // guards entries_; nothing is called under it
   std::condition_variable connected_;

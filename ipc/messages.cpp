@@ -19,7 +19,15 @@ struct Shape {
 constexpr std::size_t kHelloBytes = 4 + 16 + 4;
 constexpr std::size_t kWelcomeBytes = 4 + 16 + 4 + 16;
 constexpr std::size_t kDeclineBytes = 4 + 8;
+constexpr std::size_t kForwardBytes = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 8 + 2 * (4 + 8);
+constexpr std::size_t kForwardedBytes = 8 + 4 + 8;
+constexpr std::size_t kAskTimelinesBytes = 8 + 4;
+constexpr std::size_t kGivenTimelinesBytes = 8 + 4;
 constexpr std::size_t kMaxTextBytes = kMaxMessageBytes - kMessageHeaderBytes - 4;
+
+bool can_be(std::uint32_t export_index, std::uint64_t generation) {
+  return export_index <= protocol::kMaxExportIndex && generation <= protocol::kMaxGeneration;
+}
 
 Shape shape_of(std::uint16_t type) noexcept {
   switch (static_cast<MessageType>(type)) {
@@ -36,11 +44,11 @@ Shape shape_of(std::uint16_t type) noexcept {
     case MessageType::kLostContext:
       return {"lost context", 0, 0, true};
     case MessageType::kForward:
-      return {"forward", {}, 0, false};
+      return {"forward", kForwardBytes, Forward::kDescriptors, true};
     case MessageType::kMemory:
       return {"memory", {}, 0, false};
     case MessageType::kTimeline:
-      return {"timeline", {}, 0, false};
+      return {"timeline", kAskTimelinesBytes, AskTimelines::kDescriptors, true};
     case MessageType::kUnmapWanted:
       return {"unmap wanted", {}, 0, false};
     case MessageType::kPublishList:
@@ -55,6 +63,14 @@ Shape shape_of(std::uint16_t type) noexcept {
       return {"error", std::nullopt, 0, true};
     case MessageType::kBye:
       return {"bye", 0, 0, true};
+    case MessageType::kForwarded:
+      return {"forwarded", kForwardedBytes, Forwarded::kDescriptors, true};
+    case MessageType::kTimelines:
+      return {"timelines", kGivenTimelinesBytes, GivenTimelines::kDescriptors, true};
+    case MessageType::kAskedInVain:
+      return {"asked in vain", std::nullopt, AskedInVain::kDescriptors, true};
+    case MessageType::kTakeBack:
+      return {"take back", kDeclineBytes, TakeBack::kDescriptors, true};
   }
   return {};
 }
@@ -143,6 +159,60 @@ MessageBytes encode_context_lost() {
   return finish(begin(MessageType::kLostContext));
 }
 
+MessageBytes encode(const Forward& message) {
+  FieldWriter out = begin(MessageType::kForward);
+  out.number(message.request);
+  out.number(message.slot);
+  out.number(message.export_index);
+  out.number(message.generation);
+  out.number(message.offset_bytes);
+  out.number(message.size_bytes);
+  out.number(message.consumers);
+  out.number(message.time_limit_ms);
+  for (std::size_t i = 0; i < 2; ++i) {
+    out.number(message.timeline[i]);
+    out.number(message.number[i]);
+  }
+  return finish(std::move(out));
+}
+
+MessageBytes encode(const Forwarded& message) {
+  FieldWriter out = begin(MessageType::kForwarded);
+  out.number(message.request);
+  out.number(message.export_index);
+  out.number(message.generation);
+  return finish(std::move(out));
+}
+
+MessageBytes encode(const AskTimelines& message) {
+  FieldWriter out = begin(MessageType::kTimeline);
+  out.number(message.request);
+  out.number(message.lease_number);
+  return finish(std::move(out));
+}
+
+MessageBytes encode(const GivenTimelines& message) {
+  FieldWriter out = begin(MessageType::kTimelines);
+  out.number(message.request);
+  out.number(message.life_line_flags);
+  return finish(std::move(out));
+}
+
+MessageBytes encode(const AskedInVain& message) {
+  FieldWriter out = begin(MessageType::kAskedInVain);
+  out.number(message.request);
+  out.number(static_cast<std::uint16_t>(message.code));
+  out.text(std::string_view(message.text).substr(0, kMaxTextBytes - sizeof(message.request)));
+  return finish(std::move(out));
+}
+
+MessageBytes encode(const TakeBack& message) {
+  FieldWriter out = begin(MessageType::kTakeBack);
+  out.number(message.export_index);
+  out.number(message.generation);
+  return finish(std::move(out));
+}
+
 std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,
                         MessageHeader& header) {
   FieldReader in(bytes);
@@ -212,8 +282,63 @@ bool decode(std::span<const std::byte> bytes, Decline& message) {
   FieldReader in = body(bytes);
   message.export_index = in.number<std::uint32_t>();
   message.generation = in.number<std::uint64_t>();
-  return in.finished() && message.export_index <= protocol::kMaxExportIndex &&
-         message.generation <= protocol::kMaxGeneration;
+  return in.finished() && can_be(message.export_index, message.generation);
+}
+
+bool decode(std::span<const std::byte> bytes, Forward& message) {
+  FieldReader in = body(bytes);
+  message.request = in.number<std::uint64_t>();
+  message.slot = in.number<std::uint32_t>();
+  message.export_index = in.number<std::uint32_t>();
+  message.generation = in.number<std::uint64_t>();
+  message.offset_bytes = in.number<std::uint64_t>();
+  message.size_bytes = in.number<std::uint64_t>();
+  message.consumers = in.number<std::uint32_t>();
+  message.time_limit_ms = in.number<std::uint64_t>();
+  for (std::size_t i = 0; i < 2; ++i) {
+    message.timeline[i] = in.number<std::uint32_t>();
+    message.number[i] = in.number<std::uint64_t>();
+  }
+  return in.finished() && can_be(message.export_index, message.generation);
+}
+
+bool decode(std::span<const std::byte> bytes, Forwarded& message) {
+  FieldReader in = body(bytes);
+  message.request = in.number<std::uint64_t>();
+  message.export_index = in.number<std::uint32_t>();
+  message.generation = in.number<std::uint64_t>();
+  return in.finished() && can_be(message.export_index, message.generation);
+}
+
+bool decode(std::span<const std::byte> bytes, AskTimelines& message) {
+  FieldReader in = body(bytes);
+  message.request = in.number<std::uint64_t>();
+  message.lease_number = in.number<std::uint32_t>();
+  return in.finished();
+}
+
+bool decode(std::span<const std::byte> bytes, GivenTimelines& message) {
+  FieldReader in = body(bytes);
+  message.request = in.number<std::uint64_t>();
+  message.life_line_flags = in.number<std::uint32_t>();
+  return in.finished() && (message.life_line_flags & ~life_line::kKnownFlags) == 0;
+}
+
+bool decode(std::span<const std::byte> bytes, AskedInVain& message) {
+  FieldReader in = body(bytes);
+  message.request = in.number<std::uint64_t>();
+  const auto code = in.number<std::uint16_t>();
+  message.text = in.text();
+  if (!in.finished() || !known_code(code)) return false;
+  message.code = static_cast<ErrorCode>(code);
+  return true;
+}
+
+bool decode(std::span<const std::byte> bytes, TakeBack& message) {
+  FieldReader in = body(bytes);
+  message.export_index = in.number<std::uint32_t>();
+  message.generation = in.number<std::uint64_t>();
+  return in.finished() && can_be(message.export_index, message.generation);
 }
 
 }  // namespace limbo

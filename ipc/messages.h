@@ -25,29 +25,33 @@
 
 namespace limbo {
 
-inline constexpr std::uint16_t kMessageVersion = 1;
+inline constexpr std::uint16_t kMessageVersion = 2;
 inline constexpr std::size_t kMaxMessageBytes = 4096;
 inline constexpr std::size_t kMessageHeaderBytes = 8;
 
 enum class MessageType : std::uint16_t {
-  kHello = 1,        // consumer: who I am; its life line
-  kWelcome = 2,      // producer: lease, capacities; ledger, timelines, row, its life line
-  kRefused = 3,      // producer, instead of welcome: why
-  kDecline = 4,      // consumer: I could not claim this one
-  kRowHalfFull = 5,  // consumer: note my row
-  kLostContext = 6,  // consumer: my GPU context is lost; what I held there is released
-  kForward = 7,      // reserved from here on: answered by "not available yet"
-  kMemory = 8,
-  kTimeline = 9,
-  kUnmapWanted = 10,
+  kHello = 1,         // consumer: who I am; its life line
+  kWelcome = 2,       // producer: lease, capacities; ledger, timelines, row, its life line
+  kRefused = 3,       // producer, instead of welcome: why
+  kDecline = 4,       // consumer: I could not claim this one
+  kRowHalfFull = 5,   // consumer: note my row
+  kLostContext = 6,   // consumer: my GPU context is lost; what I held there is released
+  kForward = 7,       // consumer: an export of what I hold, to send it on
+  kMemory = 8,        // reserved: answered by "not available yet"
+  kTimeline = 9,      // consumer: the timelines of the lease that a descriptor names
+  kUnmapWanted = 10,  // reserved from here on
   kPublishList = 11,
   kAcquire = 12,
   kReap = 13,
   kHolders = 14,
-  kError = 15,  // either side, in answer to a message that it cannot take
-  kBye = 16,    // consumer: nothing of my lease is left
+  kError = 15,        // either side, in answer to a message that it cannot take
+  kBye = 16,          // consumer: nothing of my lease is left
+  kForwarded = 17,    // producer, in answer to forward
+  kTimelines = 18,    // producer, in answer to timeline
+  kAskedInVain = 19,  // producer, in answer to forward or timeline: why not
+  kTakeBack = 20,     // consumer: what was forwarded for me is not wanted any more
 };
-inline constexpr MessageType kLastMessageType = MessageType::kBye;
+inline constexpr MessageType kLastMessageType = MessageType::kTakeBack;
 
 // "hello", "forward"; "unknown" for what is none.
 [[nodiscard]] std::string_view message_name(std::uint16_t type) noexcept;
@@ -60,7 +64,8 @@ struct Hello {
 };
 
 struct Welcome {
-  static constexpr std::size_t kDescriptors = 4;  // ledger, timelines, row, life line
+  // Ledger, the producer's timelines, row, life line, the consumer's own timelines.
+  static constexpr std::size_t kDescriptors = 5;
   std::uint32_t lease_number = 0;
   Incarnation incarnation;
   std::uint32_t life_line_flags = 0;
@@ -80,6 +85,55 @@ struct Decline {
   std::uint64_t generation = 0;
 };
 
+// A request carries a number of its consumer's, and so does the answer: whoever asked may have given
+// up meanwhile.
+struct Forward {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint64_t request = 0;
+  std::uint32_t slot = 0;  // the claim that the consumer keeps until the answer
+  std::uint32_t export_index = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t offset_bytes = 0;  // of the new range from the piece's base
+  std::uint64_t size_bytes = 0;
+  std::uint32_t consumers = 1;
+  std::uint64_t time_limit_ms = 0;
+  // Of the consumer's own timelines; number 0: none.
+  std::uint32_t timeline[2] = {};
+  std::uint64_t number[2] = {};
+};
+
+struct Forwarded {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint64_t request = 0;
+  std::uint32_t export_index = 0;
+  std::uint64_t generation = 0;
+};
+
+struct AskTimelines {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint64_t request = 0;
+  std::uint32_t lease_number = 0;
+};
+
+struct GivenTimelines {
+  static constexpr std::size_t kDescriptors = 3;  // timelines, the lease's pidfd and life line
+  std::uint64_t request = 0;
+  std::uint32_t life_line_flags = 0;
+};
+
+struct AskedInVain {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint64_t request = 0;
+  ErrorCode code = ErrorCode::kNoChannel;
+  std::string text;
+};
+
+struct TakeBack {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint32_t export_index = 0;
+  std::uint64_t generation = 0;
+};
+
 using MessageBytes = std::vector<std::byte>;
 
 [[nodiscard]] MessageBytes encode(const Hello& message);
@@ -89,6 +143,12 @@ using MessageBytes = std::vector<std::byte>;
 [[nodiscard]] MessageBytes encode_row_half_full();
 [[nodiscard]] MessageBytes encode_bye();
 [[nodiscard]] MessageBytes encode_context_lost();
+[[nodiscard]] MessageBytes encode(const Forward& message);
+[[nodiscard]] MessageBytes encode(const Forwarded& message);
+[[nodiscard]] MessageBytes encode(const AskTimelines& message);
+[[nodiscard]] MessageBytes encode(const GivenTimelines& message);
+[[nodiscard]] MessageBytes encode(const AskedInVain& message);
+[[nodiscard]] MessageBytes encode(const TakeBack& message);
 
 struct MessageHeader {
   std::uint16_t type = 0;
@@ -106,5 +166,11 @@ struct MessageHeader {
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, Welcome& message);
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, Refused& message);
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, Decline& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Forward& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Forwarded& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, AskTimelines& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, GivenTimelines& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, AskedInVain& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, TakeBack& message);
 
 }  // namespace limbo

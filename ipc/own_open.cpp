@@ -26,6 +26,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
     if (receiving) ending_.front().streams.push_back(*receiving);
     living_.begin();
   }
+  void hold(Held&& held) noexcept { held_ = std::move(held); }
   void fill(const OwnOpen& own, const Descriptor& descriptor) noexcept {
     own_ = own;
     ending_.front().own = own;
@@ -63,6 +64,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
 
   void release() noexcept override {
     if (fork_guard::is_forked_child()) return;
+    held_.end();
     living_.end();
     std::list<OwnOpens::Ending> ending;
     {
@@ -93,6 +95,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
   std::mutex mutex_;                    // guards ending_; a leaf
   std::list<OwnOpens::Ending> ending_;  // one, until it is released
   Living living_;
+  Held held_;
 };
 
 // Undoes the pin of an open that could not be finished.
@@ -196,7 +199,7 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
   const StreamRef stream{
       home.device, options.current_stream ? options.current_stream(home.device) : StreamHandle{}};
   // What the home stream itself had queued comes before its later work anyway.
-  const bool only_home = stream == home && own.points[1].number == 0;
+  const bool only_home = stream == home && own.points[0].owner == 0 && own.points[1].number == 0;
   if (!only_home) {
     (void)receiving_stream(device, home.device, options);
     for (const TimelinePoint& point : own.points) {
@@ -204,6 +207,15 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
     }
   }
   block->prepare(stream == home ? std::nullopt : std::optional(stream));
+  block->hold({opens.holdings(),
+               {.data = static_cast<const std::byte*>(own.block.piece_base) + own.offset_bytes,
+                .size_bytes = own.size_bytes,
+                .received_on = stream,
+                .stream_id = 0,
+                .link = nullptr,
+                .claim = {},
+                .ticket = {},
+                .own = own}});
   block->fill(own, descriptor);
   guard.disarm();
   counts.receives.fetch_add(1, std::memory_order_relaxed);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "allocator/allocator.h"
+#include "ipc/holdings.h"
 #include "ipc/live_blocks.h"
 #include "ipc/producer.h"
 #include "ipc/receive.h"
@@ -43,6 +44,9 @@ class OwnOpens {
   // The graph that `stream` is being captured into; null where it is not. Throws kDeviceError.
   [[nodiscard]] std::shared_ptr<const GraphEnd> end_of_graph(StreamRef stream);
 
+  // What this process has opened of its own, by address.
+  [[nodiscard]] Holdings& holdings() noexcept { return holdings_; }
+
   // The worker's periodic.
   [[nodiscard]] std::optional<Clock::time_point> run(Clock::time_point now);
 
@@ -53,6 +57,7 @@ class OwnOpens {
   Allocator& allocator_;
   ReleaseQueue& releases_;
   ServiceThread& worker_;
+  Holdings holdings_;
   std::mutex mutex_;  // guards waiting_; nothing is called under it
   std::list<Ending> waiting_;
 };

@@ -24,26 +24,6 @@ constexpr std::chrono::milliseconds kLongestTimeLimit = std::chrono::hours(24 * 
 // How long a sender waits for exports that are over to be unpinned, when the table is full.
 constexpr std::chrono::milliseconds kPatienceForAnExportSlot{100};
 
-std::uint64_t where(const TimelinePoint& point) {
-  return (std::uint64_t{point.owner} << 32) | point.index;
-}
-
-void check_options(const void* data, std::size_t size_bytes, const ShareOptions& options) {
-  if (data == nullptr || size_bytes == 0) {
-    throw Error(ErrorCode::kBadArgument, "An empty range of memory cannot be shared.");
-  }
-  if (options.consumers < 1 || options.consumers > kMostConsumers) {
-    throw Error(ErrorCode::kBadArgument, "consumers is " + std::to_string(options.consumers) + ".",
-                "Use the number of processes that will open the message, 1 to " +
-                    std::to_string(kMostConsumers) + ".");
-  }
-  if (options.time_limit && options.time_limit->count() < 0) {
-    throw Error(ErrorCode::kBadArgument,
-                "time_limit is " + std::to_string(options.time_limit->count()) + " ms.",
-                "Use 0 or more.");
-  }
-}
-
 Capacities checked(const Capacities& capacities) {
   const bool fits = capacities.exports >= 1 &&
                     capacities.exports <= std::uint32_t{protocol::kMaxExportIndex} + 1 &&
@@ -62,6 +42,43 @@ Capacities checked(const Capacities& capacities) {
 }
 
 }  // namespace
+
+protocol::ExportFields fields_of(const ExportTicket& ticket) {
+  const auto where = [](const TimelinePoint& point) {
+    return (std::uint64_t{point.owner} << 32) | point.index;
+  };
+  protocol::ExportFields fields{};
+  at(fields, ExportField::kFirstPiece) = ticket.piece_index;
+  at(fields, ExportField::kPieceGeneration) = ticket.piece_generation;
+  at(fields, ExportField::kPieceCount) = ticket.piece_count;
+  at(fields, ExportField::kOffsetBytes) = ticket.offset_bytes;
+  at(fields, ExportField::kSizeBytes) = ticket.size_bytes;
+  at(fields, ExportField::kPointWhere0) = where(ticket.points[0]);
+  at(fields, ExportField::kPointWhere1) = where(ticket.points[1]);
+  at(fields, ExportField::kPointNumber0) = ticket.points[0].number;
+  at(fields, ExportField::kPointNumber1) = ticket.points[1].number;
+  return fields;
+}
+
+std::chrono::milliseconds bounded(std::chrono::milliseconds time_limit) {
+  return std::min(time_limit, kLongestTimeLimit);
+}
+
+void check_share_options(const void* data, std::size_t size_bytes, const ShareOptions& options) {
+  if (data == nullptr || size_bytes == 0) {
+    throw Error(ErrorCode::kBadArgument, "An empty range of memory cannot be shared.");
+  }
+  if (options.consumers < 1 || options.consumers > kMostConsumers) {
+    throw Error(ErrorCode::kBadArgument, "consumers is " + std::to_string(options.consumers) + ".",
+                "Use the number of processes that will open the message, 1 to " +
+                    std::to_string(kMostConsumers) + ".");
+  }
+  if (options.time_limit && options.time_limit->count() < 0) {
+    throw Error(ErrorCode::kBadArgument,
+                "time_limit is " + std::to_string(options.time_limit->count()) + " ms.",
+                "Use 0 or more.");
+  }
+}
 
 void throw_refused(ClaimVerdict verdict) {
   switch (verdict) {
@@ -112,6 +129,13 @@ Producer::Impl::~Impl() {
   }
   finish(exports.take_over(), let_go_chain);
   finish(0, allocator.take_let_go());
+  for (const auto& [index, stream] : joining_streams) {
+    try {
+      device.destroy_stream(stream);
+    } catch (const Error&) {
+      // The device is gone; so is the stream.
+    }
+  }
 }
 
 Producer::Producer(Device& device, Allocator& allocator, Incarnation incarnation,
@@ -132,8 +156,16 @@ bool Producer::Impl::can_order(int device_index) {
   return true;
 }
 
-void Producer::Impl::check_streams(const ShareOptions& options, const BlockView& block) {
-  for (const StreamRef stream : {options.current_stream, block.stream}) {
+void Producer::Impl::check_request(const void* data, std::size_t size_bytes,
+                                   const ShareOptions& options) const {
+  check_share_options(data, size_bytes, options);
+  if (!context_lost.load(std::memory_order_relaxed)) return;
+  throw Error(ErrorCode::kDeviceError, "The GPU context of this process is lost.",
+              "Restart the process.");
+}
+
+void Producer::Impl::check_streams(const SendingStreams& behind) {
+  for (const StreamRef stream : behind.all()) {
     if (!can_order(stream.device)) {
       throw Error(ErrorCode::kNotLendable,
                   "Streams of device " + std::to_string(stream.device) +
@@ -146,7 +178,6 @@ void Producer::Impl::check_streams(const ShareOptions& options, const BlockView&
                   "available yet.",
                   "Send before the capture begins or after it has ended.");
     }
-    if (options.current_stream == block.stream) break;
   }
 }
 
@@ -204,22 +235,43 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
 ExportTicket Producer::share(const void* data, std::size_t size_bytes,
                              const ShareOptions& options) {
   Impl& impl = *impl_;
-  check_options(data, size_bytes, options);
-  if (impl.context_lost.load(std::memory_order_relaxed)) {
-    throw Error(ErrorCode::kDeviceError, "The GPU context of this process is lost.",
-                "Restart the process.");
-  }
+  impl.check_request(data, size_bytes, options);
   const auto found = impl.allocator.find(data);
   if (!found) {
     throw Error(
         ErrorCode::kNotLendable, "This memory is not an allocated block of Limbo.",
         "Share memory that Limbo allocated and that has not been freed; clone() makes such.");
   }
-  impl.check_streams(options, *found);
+  const SendingStreams behind(options.current_stream, found->stream);
+  impl.check_streams(behind);
+  return impl.share_pinned(data, size_bytes, options, impl.allocator.pin(data), behind);
+}
 
-  const BlockView block = impl.allocator.pin(data);
+void Producer::pin_own(const OwnOpen& own) {
+  impl_->allocator.pin_again(own.block.block);
+}
+
+ExportTicket Producer::share_received(const OwnOpen& own, const void* data, std::size_t size_bytes,
+                                      const ShareOptions& options, StreamRef received_on) {
+  Impl& impl = *impl_;
+  SendingStreams behind(options.current_stream, own.block.stream);
+  behind.add(received_on);
+  try {
+    impl.check_request(data, size_bytes, options);
+    impl.check_streams(behind);
+  } catch (...) {
+    impl.allocator.unpin(own.block.block);
+    throw;
+  }
+  return impl.share_pinned(data, size_bytes, options, own.block, behind);
+}
+
+// The pin is taken over: it stays when this returns, and is undone when it throws.
+ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_bytes,
+                                          const ShareOptions& options, const BlockView& block,
+                                          const SendingStreams& behind) {
   bool reserved = false;
-  Impl::Reserved slot;
+  Reserved slot;
   try {
     const auto inside = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
                                                  static_cast<const std::byte*>(block.data));
@@ -231,29 +283,23 @@ ExportTicket Producer::share(const void* data, std::size_t size_bytes,
                                                " from there.");
     }
     LIMBO_FAIL_POINT("share.after_pin");
-    const auto limit = options.time_limit.value_or(default_message_time_limit());
-    slot = impl.reserve(data, size_bytes, block, std::min(limit, kLongestTimeLimit),
-                        options.consumers);
+    slot = reserve(data, size_bytes, block,
+                   bounded(options.time_limit.value_or(default_message_time_limit())),
+                   options.consumers);
     reserved = true;
     LIMBO_FAIL_POINT("share.after_reserve");
-    ExportRecord& record = impl.exports.record(slot.export_index);
-    const StreamRef sending =
-        protocol::makes(protocol::Mistake::kHomeStreamOnly) ? block.stream : options.current_stream;
-    record.points[0] = impl.timelines.advance(sending);
-    if (sending != block.stream) {
-      record.points[1] = impl.timelines.advance(block.stream);
-    }
+    enqueue_numbers(exports.record(slot.export_index), behind);
     LIMBO_FAIL_POINT("share.after_enqueue");
   } catch (...) {
     if (reserved) {
-      Impl::Hold hold(impl);
-      impl.exports.cancel(slot.export_index);
+      Hold hold(*this);
+      exports.cancel(slot.export_index);
     }
-    impl.allocator.unpin(block.block);
+    allocator.unpin(block.block);
     throw;
   }
 
-  const ExportRecord& record = impl.exports.record(slot.export_index);
+  ExportRecord& record = exports.record(slot.export_index);
   const ExportTicket ticket{.export_index = slot.export_index,
                             .generation = slot.generation,
                             .piece_index = slot.piece_index,
@@ -264,21 +310,38 @@ ExportTicket Producer::share(const void* data, std::size_t size_bytes,
                             .size_bytes = size_bytes,
                             .points = {record.points[0], record.points[1]},
                             .device_uuid = slot.piece.device_uuid};
-  protocol::ExportFields fields{};
-  at(fields, ExportField::kFirstPiece) = ticket.piece_index;
-  at(fields, ExportField::kPieceGeneration) = ticket.piece_generation;
-  at(fields, ExportField::kPieceCount) = ticket.piece_count;
-  at(fields, ExportField::kOffsetBytes) = ticket.offset_bytes;
-  at(fields, ExportField::kSizeBytes) = ticket.size_bytes;
-  at(fields, ExportField::kPointWhere0) = where(ticket.points[0]);
-  at(fields, ExportField::kPointWhere1) = where(ticket.points[1]);
-  at(fields, ExportField::kPointNumber0) = ticket.points[0].number;
-  at(fields, ExportField::kPointNumber1) = ticket.points[1].number;
-  impl.exports.record(slot.export_index).sent = ProducerClock::now();
-  impl.exports.open(slot.export_index, fields);
-  impl.sends.fetch_add(1, std::memory_order_relaxed);
+  record.sent = ProducerClock::now();
+  exports.open(slot.export_index, fields_of(ticket));
+  sends.fetch_add(1, std::memory_order_relaxed);
   LIMBO_FAIL_POINT("share.after_open");
   return ticket;
+}
+
+// One number on each stream. A descriptor has room for two; of three, two are joined by a stream of
+// the library's own (a wait on one of the program's could deadlock against a timeline).
+void Producer::Impl::enqueue_numbers(ExportRecord& record, const SendingStreams& behind) {
+  const std::span<const StreamRef> streams = behind.all();
+  if (streams.size() <= 2) {
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      record.points[i] = timelines.advance(streams[i]);
+    }
+  } else {
+    const StreamRef joined = joining_stream(streams[0].device);
+    for (const StreamRef stream : {streams[0], streams[2]}) {
+      timelines.wait(joined, timelines.advance(stream));
+    }
+    record.points[0] = timelines.advance(joined);
+    record.points[1] = timelines.advance(streams[1]);
+  }
+  std::copy(std::begin(record.points), std::end(record.points), std::begin(record.own));
+}
+
+StreamRef Producer::Impl::joining_stream(int device_index) {
+  const std::lock_guard guard(joining_mutex);
+  const auto found = joining_streams.find(device_index);
+  if (found != joining_streams.end()) return found->second;
+  const StreamRef made{device_index, device.create_stream(device_index)};
+  return joining_streams.emplace(device_index, made).first->second;
 }
 
 bool Producer::withdraw(std::uint32_t export_index, std::uint64_t generation) {
@@ -306,10 +369,6 @@ OwnOpen Producer::open_own(std::uint32_t export_index, std::uint64_t generation)
           .offset_bytes = record.offset_bytes,
           .size_bytes = record.size_bytes,
           .points = {record.points[0], record.points[1]}};
-}
-
-void Producer::wait_own(StreamRef stream, const TimelinePoint& point) {
-  impl_->timelines.wait(stream, point);
 }
 
 void Producer::mark_context_lost() {

@@ -15,6 +15,7 @@
 
 #include "allocator/allocator.h"
 #include "allocator/lending.h"
+#include "ipc/forwarders.h"
 #include "ipc/layout.h"
 #include "ipc/protocol/claim.h"
 #include "ipc/sharing.h"
@@ -47,9 +48,21 @@ struct LeasePeer {
 struct LeaseGrant {
   std::uint32_t lease_number = 0;
   Capacities capacities;
-  int ledger_fd = -1;     // read-only for the consumer
-  int timelines_fd = -1;  // writable
-  int row_fd = -1;        // writable
+  int ledger_fd = -1;         // read-only for the consumer
+  int timelines_fd = -1;      // writable
+  int row_fd = -1;            // writable
+  int own_timelines_fd = -1;  // writable: those that this consumer advances when it forwards
+};
+
+// What a consumer asks for that sends on what it holds.
+struct ForwardRequest {
+  std::uint32_t slot = 0;  // where its claim is
+  protocol::ClaimTarget held;
+  std::uint64_t offset_bytes = 0;  // of the new range from the piece's base
+  std::uint64_t size_bytes = 0;
+  std::uint32_t consumers = 1;
+  std::chrono::milliseconds time_limit{0};
+  TimelinePoint points[2];  // of its own timelines
 };
 
 // A block of this process, opened in this process.
@@ -62,6 +75,9 @@ struct OwnOpen {
 
 // What somebody is told whose claim does not stand: throws kGone, kWithdrawn or kExpired.
 [[noreturn]] void throw_refused(protocol::ClaimVerdict verdict);
+
+// What a send may be asked for, whoever owns the memory: throws kBadArgument.
+void check_share_options(const void* data, std::size_t size_bytes, const ShareOptions& options);
 
 class Producer : public Lender {
  public:
@@ -80,12 +96,21 @@ class Producer : public Lender {
 
   [[nodiscard]] ExportTicket share(const void* data, std::size_t size_bytes,
                                    const ShareOptions& options);
+  // One pin more on a block that is open here. Locks nothing; calls nobody back.
+  void pin_own(const OwnOpen& own);
+  // The same for a received block of this process itself, whether its owner has freed it meanwhile or
+  // not. pin_own was called for it, and that pin is taken over. `received_on`: the stream that
+  // received it.
+  [[nodiscard]] ExportTicket share_received(const OwnOpen& own, const void* data,
+                                            std::size_t size_bytes, const ShareOptions& options,
+                                            StreamRef received_on);
   // False when the export is over already, or another generation.
   bool withdraw(std::uint32_t export_index, std::uint64_t generation);
 
   // Throws kGone, kWithdrawn or kExpired, as a consumer would meet. Takes one off in flight, once.
   [[nodiscard]] OwnOpen open_own(std::uint32_t export_index, std::uint64_t generation);
-  // Makes `stream` wait for a number of this process's own timelines.
+  // Makes `stream` wait for a number of this process's own timelines, or of those of a consumer that
+  // has forwarded what was opened.
   void wait_own(StreamRef stream, const TimelinePoint& point);
 
   // ---- leases (called by the channel and the reaper) --------------------------------------
@@ -104,6 +129,27 @@ class Producer : public Lender {
   void row_half_full(std::uint32_t lease_number);
   // The consumer's GPU context is lost; what it held there is released. For the holder list.
   void lease_lost_context(std::uint32_t lease_number);
+
+  // ---- forwarding (producer_forward.cpp; the table is in protocol/forward.h) ---------------
+  // On the reaper; makes no device call: pins that fall due meanwhile wait for the next collect. The
+  // descriptors are the asker's and stay the caller's. Throws kGone (the asker does not hold it),
+  // kWithdrawn, kExpired, kLedgerFull, kBadArgument.
+  [[nodiscard]] protocol::ClaimTarget forward(std::uint32_t lease_number,
+                                              const ForwardRequest& request, int pidfd,
+                                              int life_line, std::uint32_t life_line_flags);
+  // Withdraws what was forwarded for this lease; nothing else.
+  void take_back(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
+  // What a third process needs to wait for a forwarder. On the reaper; no device call. Throws kGone
+  // when no lease of this number has forwarded anything that is not over.
+  [[nodiscard]] ForwarderFiles forwarder_files(std::uint32_t lease_number);
+  // The lease's process has ended: lets every wait on its timelines pass. On the reaper; no device
+  // call. False when it has forwarded nothing, and so nobody waits.
+  bool complete_waits(std::uint32_t lease_number);
+  // Forgets forwarders that are gone and that no export names; waits for the device where this
+  // process has waited for them. Not on the reaper.
+  void drop_forwarders();
+  // Whether that would do anything.
+  [[nodiscard]] bool has_forwarders_to_drop();
 
   // ---- time (called by the reaper) --------------------------------------------------------
   // When run_time_limits has something to do next; nothing if never.

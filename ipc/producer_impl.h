@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -20,6 +22,31 @@
 #include "ipc/views.h"
 
 namespace limbo {
+
+// The streams that a send stands behind, each once: that of the sending thread, and the block's
+// home; for memory that was received, the one that received it as well (it has waited for all
+// earlier work on it).
+class SendingStreams {
+ public:
+  SendingStreams(StreamRef current, StreamRef home) {
+    add(protocol::makes(protocol::Mistake::kHomeStreamOnly) ? home : current);
+    add(home);
+  }
+  void add(StreamRef stream) {
+    if (std::find(streams_.begin(), streams_.begin() + count_, stream) !=
+        streams_.begin() + count_) {
+      return;
+    }
+    streams_[static_cast<std::size_t>(count_++)] = stream;
+  }
+  [[nodiscard]] std::span<const StreamRef> all() const noexcept {
+    return {streams_.data(), static_cast<std::size_t>(count_)};
+  }
+
+ private:
+  std::array<StreamRef, 3> streams_;
+  std::ptrdiff_t count_ = 0;
+};
 
 struct Producer::Impl {
   Impl(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities);
@@ -54,6 +81,11 @@ struct Producer::Impl {
     return {leases.data(), leases.size() - std::min(leases.size(), listed_late)};
   }
   [[nodiscard]] bool is_mapped(std::uint32_t piece_index) const;
+  [[nodiscard]] Forwarder* find_forwarder(std::uint32_t lease_number);
+  [[nodiscard]] bool can_drop(const Forwarder& forwarder);
+  // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
+  std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request,
+                        std::list<Forwarder>& spare);
   [[nodiscard]] std::uint64_t wanted_back_bytes(const Lease& lease, int device_index) const;
 
   // ---- without the lock
@@ -63,7 +95,8 @@ struct Producer::Impl {
   bool look_thoroughly(std::chrono::milliseconds at_most);
   // Unpins both chains; returns how many pins were undone.
   std::uint64_t finish(ExportLink over, Block* let_go);
-  void check_streams(const ShareOptions& options, const BlockView& block);
+  void check_request(const void* data, std::size_t size_bytes, const ShareOptions& options) const;
+  void check_streams(const SendingStreams& behind);
   [[nodiscard]] bool can_order(int device_index);
   // The slot and what the ledger says of its piece.
   struct Reserved {
@@ -72,6 +105,12 @@ struct Producer::Impl {
     std::uint32_t piece_index = 0;
     PieceRecord piece;
   };
+  // For a pinned block, which stays the caller's; the rest of share.
+  [[nodiscard]] ExportTicket share_pinned(const void* data, std::size_t size_bytes,
+                                          const ShareOptions& options, const BlockView& block,
+                                          const SendingStreams& behind);
+  void enqueue_numbers(ExportRecord& record, const SendingStreams& behind);
+  [[nodiscard]] StreamRef joining_stream(int device_index);
   [[nodiscard]] Reserved reserve(const void* data, std::size_t size_bytes, const BlockView& block,
                                  std::chrono::milliseconds time_limit, int consumers);
 
@@ -84,6 +123,7 @@ struct Producer::Impl {
   Timelines timelines;  // has locks of its own
 
   CollectLock lock;  // guards what follows
+  std::list<Forwarder> forwarders;
   Exports exports;
   Pieces pieces;
   std::vector<std::unique_ptr<Lease>> leases;
@@ -94,8 +134,12 @@ struct Producer::Impl {
   std::uint64_t claims_swept = 0;
   // (end of what the lock guards)
 
+  std::mutex joining_mutex;  // a leaf, but for the making of a stream; guards the next
+  std::map<int, StreamRef> joining_streams;
+
   std::atomic<std::uint32_t> next_lease_number{0};
   std::atomic<std::uint64_t> sends{0};
+  std::atomic<std::uint64_t> forwards{0};
   // Holders that have unlocked and not finished unpinning; what was unpinned since the start.
   std::atomic<std::uint64_t> unpins_pending{0};
   std::atomic<std::uint64_t> unpinned{0};
@@ -104,5 +148,11 @@ struct Producer::Impl {
   std::atomic<std::uint64_t> able_devices{0};
   const std::int64_t row_scans_per_second;
 };
+
+// What an export's row says, as its descriptor does.
+[[nodiscard]] protocol::ExportFields fields_of(const ExportTicket& ticket);
+
+// A time limit as it is kept: at most ten years, which is for ever.
+[[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds time_limit);
 
 }  // namespace limbo

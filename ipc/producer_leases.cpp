@@ -30,12 +30,19 @@ Lease* Producer::Impl::find_lease(std::uint32_t lease_number) {
 LeaseGrant Producer::add_lease(const LeasePeer& peer) {
   Impl& impl = *impl_;
   const std::uint32_t number = impl.next_lease_number.fetch_add(1, std::memory_order_relaxed);
-  auto lease = std::make_unique<Lease>(number, peer, impl.capacities, impl.row_scans_per_second);
+  auto timelines = std::make_shared<LeaseTimelines>(
+      impl.device,
+      SharedMemory::create("limbo-timelines-" + std::to_string(number),
+                           timelines_bytes(impl.capacities), ReceiverMay::kWrite),
+      impl.capacities.timelines);
+  auto lease = std::make_unique<Lease>(number, peer, impl.capacities, impl.row_scans_per_second,
+                                       std::move(timelines));
   const LeaseGrant grant{.lease_number = number,
                          .capacities = impl.capacities,
                          .ledger_fd = impl.ledger_memory.fd(),
                          .timelines_fd = impl.timelines.fd(),
-                         .row_fd = lease->memory().fd()};
+                         .row_fd = lease->memory().fd(),
+                         .own_timelines_fd = lease->timelines()->fd()};
   LIMBO_FAIL_POINT("lease.before_listed");
   {
     Impl::Hold hold(impl);
@@ -67,6 +74,9 @@ void Producer::lease_quiet(std::uint32_t lease_number) {
     LIMBO_FAIL_POINT("lease.before_sweep");
     impl.claims_swept += protocol::sweep_row(protocol::g_memory, **found, impl.exports);
     ++impl.leases_swept;
+    if (const Forwarder* forwarder = impl.find_forwarder(lease_number)) {
+      forwarder->timelines->complete();
+    }
     swept = std::move(*found);
     impl.leases.erase(found);
     impl.run_pass(Look::kChanged);
@@ -87,7 +97,9 @@ bool Producer::lease_left(std::uint32_t lease_number) {
     protocol::note_row(protocol::g_memory, **found, impl.exports, std::memory_order_acquire,
                        Look::kEverything);
     const bool marks = (*found)->maps_anything(impl.pieces.touched());
-    if (!marks && protocol::row_is_free(protocol::g_memory, **found)) {
+    // Whoever waits for what it has forwarded needs to know when its process ends.
+    const bool forwards = impl.find_forwarder(lease_number) != nullptr;
+    if (!marks && !forwards && protocol::row_is_free(protocol::g_memory, **found)) {
       left = std::move(*found);
       impl.leases.erase(found);
     }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "allocator/error.h"
@@ -31,9 +32,10 @@ bool ledger_is(const LedgerView& ledger, const Incarnation& producer) {
 
 }  // namespace
 
-ProducerLink::ProducerLink(Device& device, const Incarnation& producer, Handshake&& hands)
+ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Handshake&& hands)
     : device_(device),
-      producer_(producer),
+      address_(address),
+      lease_number_(hands.lease_number),
       capacities_(hands.capacities),
       socket_(std::move(hands.socket)),
       pidfd_(::fcntl(hands.pidfd.get(), F_DUPFD_CLOEXEC, 0)),
@@ -45,10 +47,14 @@ ProducerLink::ProducerLink(Device& device, const Incarnation& producer, Handshak
       ledger_(ledger_memory_.data(), capacities_),
       row_(RowView(row_memory_.data(), capacities_)),
       imports_(device, row_.view(), ledger_),
+      own_timelines_(device, capacities_.timelines,
+                     map("limbo-own-timelines", hands.own_timelines, timelines_bytes(capacities_),
+                         ReceiverMay::kWrite)),
+      requests_(socket_),
       watched_pidfd_(std::move(hands.pidfd)),
       watched_life_line_(std::move(hands.life_line)),
       life_line_flags_(hands.life_line_flags) {
-  if (!ledger_is(ledger_, producer_)) {
+  if (!ledger_is(ledger_, address_.incarnation)) {
     const std::uint64_t theirs = ledger_.header().version.load(std::memory_order_acquire);
     throw Error(ErrorCode::kNoChannel,
                 theirs == kLedgerVersion
@@ -88,14 +94,18 @@ bool ProducerLink::producer_ends_within(std::chrono::milliseconds at_most) const
 
 void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {
   if (point.number == 0) return;
-  if (point.owner != 0) {
-    throw Error(ErrorCode::kNotAvailableYet, "Receiving a forwarded message is not available yet.",
-                "Receive it from its owner.");
+  if (point.owner != 0 && point.owner - 1 != lease_number_) {
+    timelines_of(point.owner - 1)->wait(stream, point.index, point.number);
+    return;
   }
   if (point.index >= capacities_.timelines) {
     throw Error(ErrorCode::kBadDescriptor, "The message names timeline " +
                                                std::to_string(point.index) + " of " +
                                                std::to_string(capacities_.timelines) + ".");
+  }
+  if (point.owner != 0) {  // sent on by this process
+    own_timelines_.wait(stream, {.owner = 0, .index = point.index, .number = point.number});
+    return;
   }
   const auto* timelines = static_cast<const std::byte*>(timelines_memory_.data());
   const auto* word =
@@ -120,6 +130,15 @@ void ProducerLink::ring_half_full() noexcept {
   }
 }
 
+void ProducerLink::take_back(std::uint32_t export_index, std::uint64_t generation) noexcept {
+  LIMBO_FAIL_POINT("sendon.before_take_back");
+  try {
+    (void)socket_.send(encode(TakeBack{export_index, generation}));
+  } catch (const std::exception&) {
+    // No memory for a message: it ends by its time limit.
+  }
+}
+
 void ProducerLink::leave() noexcept {
   lost_.store(true);
   if (row_.close_if_unused() && imports_.counts().mapped == 0) socket_.bye();
@@ -127,6 +146,7 @@ void ProducerLink::leave() noexcept {
 
 void ProducerLink::tell_context_lost() noexcept {
   if (told_context_lost_.exchange(true)) return;
+  own_timelines_.end_all();  // what was sent on waits for numbers that will not come
   try {
     (void)socket_.send(encode_context_lost());
   } catch (const std::exception&) {
@@ -139,31 +159,63 @@ void ProducerLink::watch(ServiceThread& reaper) {
   watch_ = std::make_unique<PeerWatch>(reaper, std::move(watched_pidfd_),
                                        std::move(watched_life_line_), life_line_flags_, [] {});
   reaper.watch(socket_.get(), [this, &reaper] { read_connection(reaper); });
+  reaper_.store(&reaper);
 }
 
 void ProducerLink::unwatch(ServiceThread& reaper) {
   watch_.reset();
+  foreign_.unwatch();
   reaper.unwatch(socket_.get());
 }
 
 void ProducerLink::read_connection(ServiceThread& reaper) {
-  Packet packet;
-  const PacketStatus status = receive_packet(socket_.get(), packet);
-  if (status != PacketStatus::kClosed) return;  // an error about a message of ours: nobody waits
+  while (true) {
+    Packet packet;
+    const PacketStatus status = receive_packet(socket_.get(), packet);
+    if (status == PacketStatus::kNothing) return;
+    if (status == PacketStatus::kClosed) break;
+    take(std::move(packet));
+  }
   reaper.unwatch(socket_.get());
   lost_.store(true);
+  requests_.closed();
   watch_->signs().connection_closed = true;
+}
+
+// An error about a message of ours says nothing to anybody who waits.
+void ProducerLink::take(Packet&& packet) {
+  MessageHeader header;
+  if (packet.cut || !check_frame(packet.bytes, packet.descriptors.size(), header).empty()) return;
+  const auto type = static_cast<MessageType>(header.type);
+  if (Forwarded made; type == MessageType::kForwarded && decode(packet.bytes, made)) {
+    // Whoever asked has given up: nobody will send it.
+    if (!requests_.answered(made.request, std::move(packet))) {
+      take_back(made.export_index, made.generation);
+    }
+  } else if (GivenTimelines given; type == MessageType::kTimelines && decode(packet.bytes, given)) {
+    (void)requests_.answered(given.request, std::move(packet));
+  } else if (AskedInVain vain; type == MessageType::kAskedInVain && decode(packet.bytes, vain)) {
+    (void)requests_.answered(vain.request, std::move(packet));
+  }
 }
 
 std::optional<DeathSigns::Clock::time_point> ProducerLink::run(DeathSigns::Clock::time_point now) {
   if (!watch_) return std::nullopt;  // not watched yet
+  const auto for_producer = run_for_producer(now);
+  const auto for_forwarders = foreign_.run(*reaper_.load(), now, orphaned());
+  if (!for_producer || !for_forwarders) return for_producer ? for_producer : for_forwarders;
+  return std::min(*for_producer, *for_forwarders);
+}
+
+std::optional<DeathSigns::Clock::time_point> ProducerLink::run_for_producer(
+    DeathSigns::Clock::time_point now) {
   const bool context_lost = producer_lost_context();
   DeathSigns& signs = watch_->signs();
   const auto quiet_at = signs.quiet_at(now);
   if (completed_ || (!signs.gone() && !context_lost)) return std::nullopt;
   if (signs.gone()) gone_.store(true, std::memory_order_release);
   LIMBO_FAIL_POINT("orphan.before_complete");
-  complete_waits();
+  complete_producers_waits();
   LIMBO_FAIL_POINT("orphan.after_complete");
   if (quiet_at && *quiet_at <= now) {
     completed_ = true;
@@ -172,7 +224,7 @@ std::optional<DeathSigns::Clock::time_point> ProducerLink::run(DeathSigns::Clock
   return now + kCompleteAgain;
 }
 
-void ProducerLink::complete_waits() noexcept {
+void ProducerLink::complete_producers_waits() noexcept {
   auto* timelines = static_cast<Timeline*>(timelines_memory_.data());
   for (std::uint32_t index = 0; index < capacities_.timelines; ++index) {
     timelines[index].value.store(protocol::kTimelineEnded, std::memory_order_relaxed);

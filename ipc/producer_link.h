@@ -12,10 +12,14 @@
 #include "allocator/device/device.h"
 #include "ipc/connection.h"
 #include "ipc/consumer_row.h"
+#include "ipc/foreign_timelines.h"
 #include "ipc/handshake.h"
 #include "ipc/import_cache.h"
 #include "ipc/lease_watch.h"
+#include "ipc/owner_requests.h"
+#include "ipc/producer.h"
 #include "ipc/shared_memory.h"
+#include "ipc/timelines.h"
 
 namespace limbo {
 
@@ -23,13 +27,15 @@ class ProducerLink {
  public:
   // Maps the tables and registers them with the device. Throws kNoChannel or kDeviceError; then the
   // connection declines the message that it was made for and gives its lease back.
-  ProducerLink(Device& device, const Incarnation& producer, Handshake&& hands);
+  ProducerLink(Device& device, const ProducerAddress& address, Handshake&& hands);
   // Unmaps the tables; everything has landed and nothing waits on them.
   ~ProducerLink();
   ProducerLink(const ProducerLink&) = delete;
   ProducerLink& operator=(const ProducerLink&) = delete;
 
-  [[nodiscard]] const Incarnation& producer() const noexcept { return producer_; }
+  [[nodiscard]] const Incarnation& producer() const noexcept { return address_.incarnation; }
+  [[nodiscard]] std::uint32_t lease_number() const noexcept { return lease_number_; }
+  [[nodiscard]] const ProducerAddress& address() const noexcept { return address_; }
   [[nodiscard]] const LedgerView& ledger() const noexcept { return ledger_; }
   [[nodiscard]] ConsumerRow& row() noexcept { return row_; }
   [[nodiscard]] ImportCache& imports() noexcept { return imports_; }
@@ -50,9 +56,26 @@ class ProducerLink {
   // Waits for that. A dying process's memory goes with its descriptors, before its pidfd tells.
   [[nodiscard]] bool producer_ends_within(std::chrono::milliseconds at_most) const noexcept;
 
-  // Later work of `stream` waits for what `point` names. Throws kBadDescriptor for a timeline that
-  // cannot exist, kNotAvailableYet for a forwarder's.
+  // Later work of `stream` waits for what `point` names: a number of the producer, of a consumer that
+  // has forwarded the message, or of this process itself. Throws kBadDescriptor for a timeline that
+  // cannot exist, and as meet does.
   void wait(StreamRef stream, const TimelinePoint& point);
+  // Gets the timelines that `point` names from the producer, if they are a forwarder's that is not
+  // known here yet. May wait for the answer, at most a second. Throws kGone, kNoChannel,
+  // kProducerExited.
+  void meet(const TimelinePoint& point);
+
+  // ---- sending on ----------------------------------------------------------------------------
+
+  // The next number of this process's own timelines for this producer, behind what `stream` has
+  // queued. Throws kLedgerFull, kDeviceError.
+  [[nodiscard]] TimelinePoint advance(StreamRef stream);
+  // Whether the streams have got to all numbers that were taken.
+  [[nodiscard]] bool own_numbers_landed() { return own_timelines_.all_reached(); }
+  // A new export of what this process holds by the message of `held`; what its descriptor says. Waits
+  // for the owner's answer, at most a second. Throws kGone, kWithdrawn, kExpired, kLedgerFull,
+  // kNoChannel, kProducerExited.
+  [[nodiscard]] ExportTicket forward(const ForwardRequest& request, const ExportTicket& held);
 
   // Messages to the producer; one that cannot be sent is dropped (the producer is dead, or so far
   // behind that it notes everything anyway).
@@ -60,6 +83,8 @@ class ProducerLink {
   void ring_half_full() noexcept;
   // This process's GPU context is lost; once.
   void tell_context_lost() noexcept;
+  // What was forwarded for this process will not be sent.
+  void take_back(std::uint32_t export_index, std::uint64_t generation) noexcept;
 
   // The process ends: no new claims are made. Where nothing is held, landing or mapped, the lease is
   // given back.
@@ -72,12 +97,28 @@ class ProducerLink {
   // Completes the waits of a dead producer; when to be called again, if at all. No device call.
   [[nodiscard]] std::optional<DeathSigns::Clock::time_point> run(DeathSigns::Clock::time_point now);
 
+  // Of how many forwarders the timelines are here.
+  [[nodiscard]] std::size_t forwarders_met() { return foreign_.size(); }
+
+  // ---- the unmapper's ------------------------------------------------------------------------
+  // Lets the timelines of dead forwarders go. May wait for kernels.
+  void drop_finished() { foreign_.drop_finished(); }
+  [[nodiscard]] bool has_finished() { return foreign_.has_finished(); }
+
  private:
   void read_connection(ServiceThread& reaper);
-  void complete_waits() noexcept;
+  void take(Packet&& packet);
+  void complete_producers_waits() noexcept;
+  [[nodiscard]] std::optional<DeathSigns::Clock::time_point> run_for_producer(
+      DeathSigns::Clock::time_point now);
+  [[nodiscard]] Packet ask(const std::string& what,
+                           const std::function<MessageBytes(std::uint64_t)>& message);
+  [[nodiscard]] std::shared_ptr<LeaseTimelines> timelines_of(std::uint32_t lease);
+  [[nodiscard]] ForeignTimelines ask_for_timelines(std::uint32_t lease);
 
   Device& device_;
-  const Incarnation producer_;
+  const ProducerAddress address_;
+  const std::uint32_t lease_number_;
   const Capacities capacities_;
   Connection socket_;  // before the tables: bye is said when they are gone
   OwnedFd pidfd_;      // a copy; the watch has its own
@@ -87,6 +128,10 @@ class ProducerLink {
   const LedgerView ledger_;
   ConsumerRow row_;
   ImportCache imports_;
+  Timelines own_timelines_;
+  OwnerRequests requests_;
+  ForeignTimelinesTable foreign_;
+  std::atomic<ServiceThread*> reaper_{nullptr};  // once it watches
   std::atomic<bool> gone_{false};
   std::atomic<bool> lost_{false};  // the connection is closed
   std::atomic<bool> told_context_lost_{false};

@@ -135,9 +135,12 @@ void Producer::add_stats(SharingStats& stats) {
   stats.exports_open += counts.open;
   stats.in_flight += counts.in_flight;
   stats.sends += impl.sends.load(std::memory_order_relaxed);
+  stats.forwards += impl.forwards.load(std::memory_order_relaxed);
   stats.closed += counts.closed;
   stats.expired += counts.expired;
   stats.withdrawn += counts.withdrawn;
+  for (const Forwarder& forwarder : impl.forwarders)
+    stats.forwarders += forwarder.named > 0 ? 1 : 0;
   stats.leases_swept += impl.leases_swept;
   stats.claims_swept += impl.claims_swept;
   for (const auto& lease : impl.leases) {
@@ -162,7 +165,7 @@ bool Producer::drained() {
       all_there &=
           protocol::makes(protocol::Mistake::kDrainEndsAtClaimed) ||
           lease->has_opened(record.piece_index, impl.pieces.record(record.piece_index).generation);
-      for (const TimelinePoint& point : record.points) all_there &= impl.timelines.reached(point);
+      for (const TimelinePoint& point : record.own) all_there &= impl.timelines.reached(point);
     });
     if (!all_there) return false;
   }
@@ -191,6 +194,18 @@ void Producer::check_invariants() {
     }
   }
   impl.exports.check_invariants(mirrors);
+  for (const Forwarder& forwarder : impl.forwarders) {
+    std::uint64_t named = 0;
+    for (std::uint32_t index = 0; index < impl.exports.slots_touched(); ++index) {
+      const ExportRecord& record = impl.exports.record(index);
+      if (record.in_use && record.forwarder == &forwarder) ++named;
+    }
+    if (named != forwarder.named) {
+      throw Error(ErrorCode::kInternal, "The exports that lease " +
+                                            std::to_string(forwarder.lease_number) +
+                                            " has forwarded are miscounted.");
+    }
+  }
   for (std::uint32_t index = 0; index < impl.exports.slots_touched(); ++index) {
     const ExportRecord& record = impl.exports.record(index);
     if (record.in_use && impl.pieces.find(record.block.piece_id) != record.piece_index) {

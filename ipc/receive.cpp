@@ -9,6 +9,7 @@
 #include "allocator/error.h"
 #include "ipc/claimed_block.h"
 #include "ipc/fail_points.h"
+#include "ipc/holdings.h"
 #include "ipc/packet.h"
 #include "ipc/protocol/mistakes.h"
 
@@ -122,6 +123,7 @@ class Receiver::Claim {
     mapping_ = link_->imports().hold(piece, device);
     return mapping_;
   }
+  [[nodiscard]] const protocol::Release& release() const noexcept { return release_; }
   void hand_over(ReleaseJob& job) noexcept {
     job.release = release_;
     job.mapping = mapping_;
@@ -181,10 +183,20 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
   try {
     if (releases_.is_lost(device)) throw_lost(device, {});
     const StreamUse home = receiving_stream(device_, device, options);
-    map(claimed, *link, facts.piece, device);
+    // Before it is mapped: an owner that ends waits for that, and is asked nothing behind it.
+    for (const TimelinePoint& point : facts.points) link->meet(point);
+    const Mapping* mapping = map(claimed, *link, facts.piece, device);
     for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
     LIMBO_FAIL_POINT("receive.after_wait");
-    block.prepare();
+    block.prepare({links_.holdings(),
+                   {.data = static_cast<const std::byte*>(mapping->base()) + facts.offset_bytes,
+                    .size_bytes = facts.size_bytes,
+                    .received_on = home.stream,
+                    .stream_id = home.id,
+                    .link = link,
+                    .claim = claimed.release(),
+                    .ticket = ticket,
+                    .own = {}}});
     claimed.hand_over(block.job());
     block.fill(facts, home);
   } catch (const Error& failure) {
@@ -197,9 +209,10 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
   }
 }
 
-void Receiver::map(Claim& claimed, ProducerLink& link, const PieceFacts& piece, int device) const {
+const Mapping* Receiver::map(Claim& claimed, ProducerLink& link, const PieceFacts& piece,
+                             int device) const {
   try {
-    claimed.map(piece, device);
+    return claimed.map(piece, device);
   } catch (const Error&) {
     if (releases_.is_lost(device, true)) throw;
     // Its memory went with it, where nobody had mapped it yet; it may still be dying.

@@ -37,7 +37,7 @@ class Receiver {
 
   void open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<ProducerLink>& link,
             const ExportTicket& ticket, const ReceiveOptions& options) const;
-  void map(Claim& claimed, ProducerLink& link, const PieceFacts& piece, int device) const;
+  const Mapping* map(Claim& claimed, ProducerLink& link, const PieceFacts& piece, int device) const;
   [[nodiscard]] Claim claim(const std::shared_ptr<ProducerLink>& link,
                             const ExportTicket& ticket) const;
   // A free slot; nothing when the row is full of what is held.

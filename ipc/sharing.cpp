@@ -16,6 +16,7 @@
 #include "ipc/own_open.h"
 #include "ipc/receive.h"
 #include "ipc/release_queue.h"
+#include "ipc/send_on.h"
 #include "ipc/unmapper.h"
 
 namespace limbo {
@@ -86,6 +87,11 @@ struct SharingService::Lending : LeaseKeeper {
   std::optional<Clock::time_point> look(Clock::time_point now) {
     producer.run_time_limits(now);
     const std::optional<Clock::time_point> deadline = producer.next_deadline();
+    if (producer.has_forwarders_to_drop()) {
+      engine.unmapper_thread.post([this] {
+        if (!engine.ended.load()) producer.drop_forwarders();
+      });
+    }
     if (!producer.lends_anything()) {
       interval = kCollectSoon;
       return deadline;
@@ -100,10 +106,14 @@ struct SharingService::Lending : LeaseKeeper {
 
   LeaseGrant add_lease(const LeasePeer& peer) override {
     const LeaseGrant grant = producer.add_lease(peer);
-    engine.worker.post([this] {  // the pins that this has left
+    collect_soon();
+    return grant;
+  }
+  // After what was done on the reaper: the pins that fell due meanwhile.
+  void collect_soon() {
+    engine.worker.post([this] {
       if (!engine.ended.load()) (void)producer.collect();
     });
-    return grant;
   }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
     producer.lease_gone(lease, why);
@@ -114,7 +124,20 @@ struct SharingService::Lending : LeaseKeeper {
   void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     producer.decline(lease, index, generation);
   }
+  void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
+    producer.take_back(lease, index, generation);
+  }
   void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
+  protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
+                                int life_line, std::uint32_t life_line_flags) override {
+    const auto made = producer.forward(lease, request, pidfd, life_line, life_line_flags);
+    collect_soon();
+    return made;
+  }
+  ForwarderFiles forwarder_files(std::uint32_t lease) override {
+    return producer.forwarder_files(lease);
+  }
+  bool complete_waits(std::uint32_t lease) override { return producer.complete_waits(lease); }
   bool lease_left(std::uint32_t lease) override {
     return !engine.ended.load() && producer.lease_left(lease);
   }
@@ -173,23 +196,57 @@ Bytes SharingService::share(const void* data, std::size_t size_bytes, const Shar
   Descriptor descriptor;
   descriptor.extra.assign(extra.begin(), extra.end());
   check_extra(descriptor.extra.size());
+  std::optional<Holding> held;
+  if (engine().links.holdings().find(data, size_bytes, [&](const auto& found) { held = found; })) {
+    send_on(engine().device, *held, data, size_bytes, options, descriptor);
+  } else {
+    share_own(data, size_bytes, options, descriptor);
+  }
+  try {
+    return encode_descriptor(descriptor);
+  } catch (...) {
+    take_back(descriptor);
+    throw;
+  }
+}
+
+void SharingService::share_own(const void* data, std::size_t size_bytes,
+                               const ShareOptions& options, Descriptor& descriptor) {
   Lending& lend = lending();
   descriptor.producer = owned_incarnation_;
   descriptor.boot = boot_id();
   descriptor.directory = lend.channel.directory();
   descriptor.socket_name = lend.channel.socket_name();
+  // What came back here is pinned for as long as it is held, whatever its owner has freed; it stays
+  // held while it is found.
+  std::optional<Holding> held;
+  lend.own_opens.holdings().find(data, size_bytes, [&](const Holding& found) {
+    lend.producer.pin_own(found.own);
+    held = found;
+  });
   try {
-    descriptor.ticket = lend.producer.share(data, size_bytes, options);
+    descriptor.ticket =
+        held ? lend.producer.share_received(held->own, data, size_bytes, options, held->received_on)
+             : lend.producer.share(data, size_bytes, options);
   } catch (const Error& failure) {
     if (failure.code() == ErrorCode::kDeviceError) lend.look_for_a_lost_context();
     throw;
   }
   lend.engine.worker.nudge();
-  try {
-    return encode_descriptor(descriptor);
-  } catch (...) {
-    lend.producer.withdraw(descriptor.ticket.export_index, descriptor.ticket.generation);
-    throw;
+}
+
+void SharingService::take_back(const Descriptor& descriptor) {
+  const ExportTicket& ticket = descriptor.ticket;
+  if (descriptor.producer == owned_incarnation_) {
+    if (Lending* lend = lending_.load(std::memory_order_acquire)) {
+      lend->producer.withdraw(ticket.export_index, ticket.generation);
+    }
+    return;
+  }
+  for (const auto& link : engine().links.all()) {
+    if (link->producer() == descriptor.producer && link->usable()) {
+      link->take_back(ticket.export_index, ticket.generation);
+    }
   }
 }
 
@@ -216,12 +273,24 @@ Bytes SharingService::peek_extra(ByteSpan descriptor) {
 void SharingService::withdraw(ByteSpan bytes) {
   fork_guard::begin_use();
   const Descriptor descriptor = decode_descriptor(bytes);
-  Lending* lend = lending_.load(std::memory_order_acquire);
-  if (lend == nullptr || descriptor.producer != owned_incarnation_) {
+  if (!is_of_this_process(descriptor)) {
     throw Error(ErrorCode::kBadArgument, "This message was sent by another process.",
                 "Withdraw it where it was sent.");
   }
-  lend->producer.withdraw(descriptor.ticket.export_index, descriptor.ticket.generation);
+  take_back(descriptor);
+}
+
+// Made here: an export of this process's own, or one that was forwarded for it.
+bool SharingService::is_of_this_process(const Descriptor& descriptor) {
+  const std::uint32_t forwarder = descriptor.ticket.points[0].owner;
+  if (descriptor.producer == owned_incarnation_) {
+    return forwarder == 0 && lending_.load(std::memory_order_acquire) != nullptr;
+  }
+  if (forwarder == 0 || engine_.load(std::memory_order_acquire) == nullptr) return false;
+  const auto links = engine().links.all();
+  return std::any_of(links.begin(), links.end(), [&](const auto& link) {
+    return link->producer() == descriptor.producer && link->lease_number() + 1 == forwarder;
+  });
 }
 
 bool SharingService::collect() {
@@ -261,6 +330,7 @@ SharingStats SharingService::stats() {
   stats.releases_pending = with->releases.pending();
   for (const auto& link : with->links.all()) {
     const ImportCounts counts = link->imports().counts();
+    stats.forwarders_met += link->forwarders_met();
     stats.pieces_mapped += counts.mapped;
     stats.opens += counts.opens;
     stats.closes += counts.closes;
@@ -279,12 +349,21 @@ bool SharingService::keep_for_graph(StreamRef capturing) {
 
 bool SharingService::drain(std::chrono::milliseconds at_most) {
   fork_guard::begin_use();
+  Engine* with = engine_.load(std::memory_order_acquire);
   Lending* lend = lending_.load(std::memory_order_acquire);
-  if (lend == nullptr) return true;
+  if (with == nullptr) return true;
+  const auto drained = [&] {
+    if (lend != nullptr) (void)lend->producer.collect();
+    if (lend != nullptr && !lend->producer.drained()) return false;
+    // What was sent on is opened without this process; its work on it goes with it.
+    const auto links = with->links.all();
+    return std::all_of(links.begin(), links.end(), [](const auto& link) {
+      return link->orphaned() || link->own_numbers_landed();
+    });
+  };
   const Clock::time_point until = Clock::now() + at_most;
   while (true) {
-    (void)lend->producer.collect();
-    if (lend->producer.drained()) return true;
+    if (drained()) return true;
     if (Clock::now() >= until) return false;
     std::this_thread::sleep_for(kDrainStep);
   }
@@ -298,12 +377,10 @@ Incarnation SharingService::incarnation() {
 
 void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
   try {
-    if (Lending* lend = lending_.load(std::memory_order_acquire)) {
-      LIMBO_FAIL_POINT("exit.before_drain");
-      (void)drain(drain_at_most);
-      LIMBO_FAIL_POINT("exit.after_drain");
-      lend->channel.remove_socket();
-    }
+    LIMBO_FAIL_POINT("exit.before_drain");
+    (void)drain(drain_at_most);
+    LIMBO_FAIL_POINT("exit.after_drain");
+    if (Lending* lend = lending_.load(std::memory_order_acquire)) lend->channel.remove_socket();
   } catch (const std::exception&) {
     // The process ends in any case.
   }

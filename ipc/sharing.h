@@ -123,14 +123,17 @@ struct SharingStats {
   std::uint64_t in_flight = 0;     // promises not yet claimed
   std::uint64_t held_claims = 0;   // noted
   std::uint64_t sends = 0;         // all since the start
+  std::uint64_t forwards = 0;      // exports made for consumers that sent on what they hold
   std::uint64_t closed = 0;        // exports that are over
   std::uint64_t expired = 0;
   std::uint64_t withdrawn = 0;
+  std::uint64_t forwarders = 0;  // consumers that have sent on what is not over yet
   std::uint64_t leases_connected = 0;
   std::uint64_t leases_quarantined = 0;
   std::uint64_t leases_swept = 0;
   std::uint64_t claims_swept = 0;
   // as a consumer
+  std::uint64_t forwarders_met = 0;  // others that have sent on what was opened here, and live
   std::uint64_t receives = 0;
   std::uint64_t releases = 0;
   std::uint64_t releases_pending = 0;  // enqueued or parked, not landed
@@ -147,6 +150,9 @@ class Sharing {
   // Makes the block that holds `data` claimable once more and returns a descriptor of
   // [data, data + size_bytes), with `extra` (at most 64 KiB, opaque here) under the same checksum.
   // Errors: kNotLendable, kLedgerFull, kNotAvailableYet, kBadArgument, kNoChannel.
+  // Memory of a received block that lives is sent on: its owner makes the export, and is asked and
+  // waited for, at most a second. The third process's work comes behind that of the owner and of
+  // this process. Errors then also: kGone, kWithdrawn, kExpired, kProducerExited (send a copy).
   [[nodiscard]] virtual Bytes share(const void* data, std::size_t size_bytes,
                                     const ShareOptions& options, ByteSpan extra) = 0;
 
@@ -160,7 +166,9 @@ class Sharing {
   // The `extra` of a descriptor, checked, without claiming anything.
   [[nodiscard]] virtual Bytes peek_extra(ByteSpan descriptor) = 0;
 
-  // Takes a message of this process back: who has not claimed it gets kWithdrawn, holders keep it.
+  // Takes a message of this process back, also one by which it has sent memory on: who has not
+  // claimed it gets kWithdrawn, holders keep it. Throws kBadArgument for another process's, and for
+  // one that was sent on when nothing is left of the connection with its owner.
   virtual void withdraw(ByteSpan descriptor) = 0;
 
   // Unpins what is over. Never blocks. True when anything came back here.

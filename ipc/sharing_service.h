@@ -13,6 +13,8 @@
 
 namespace limbo {
 
+struct Descriptor;
+
 class SharingService : public Sharing {
  public:
   using DeviceSource = Device& (*)();
@@ -51,6 +53,10 @@ class SharingService : public Sharing {
   [[nodiscard]] Engine& engine();
   [[nodiscard]] Lending& lending();
   static void check_extra(std::size_t size_bytes);
+  void share_own(const void* data, std::size_t size_bytes, const ShareOptions& options,
+                 Descriptor& descriptor);
+  void take_back(const Descriptor& descriptor);
+  [[nodiscard]] bool is_of_this_process(const Descriptor& descriptor);
 
   const DeviceSource device_source_;
   const AllocatorSource allocator_source_;

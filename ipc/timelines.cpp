@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "allocator/error.h"
 #include "ipc/protocol/mistakes.h"
@@ -14,6 +15,9 @@ Timelines::Timelines(Device& device, std::uint32_t capacity)
       memory_(SharedMemory::create("limbo-timelines",
                                    timelines_bytes(Capacities{.timelines = capacity}),
                                    ReceiverMay::kWrite)) {}
+
+Timelines::Timelines(Device& device, std::uint32_t capacity, SharedMemory memory)
+    : device_(device), capacity_(capacity), memory_(std::move(memory)) {}
 
 Timelines::~Timelines() {
   if (!registered_) return;
@@ -120,6 +124,18 @@ void Timelines::wait(StreamRef stream, const TimelinePoint& point) {
 
 bool Timelines::reached(const TimelinePoint& point) const noexcept {
   return point.number == 0 || value(point.index).load(std::memory_order_acquire) >= point.number;
+}
+
+bool Timelines::all_reached() {
+  const std::lock_guard lock(table_mutex_);
+  for (std::uint32_t index = 0; index < entries_.size(); ++index) {
+    // Whoever has it is about to enqueue another number.
+    const std::unique_lock entry_lock(entries_[index].mutex, std::try_to_lock);
+    if (!entry_lock.owns_lock()) return false;
+    const std::uint64_t now = value(index).load(std::memory_order_acquire);
+    if (static_cast<std::int64_t>(now - entries_[index].enqueued) < 0) return false;
+  }
+  return true;
 }
 
 void Timelines::end_all() noexcept {

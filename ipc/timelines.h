@@ -27,6 +27,8 @@ namespace limbo {
 class Timelines {
  public:
   Timelines(Device& device, std::uint32_t capacity);
+  // Over memory that another process has made for this one: a lease's. Nobody else advances it.
+  Timelines(Device& device, std::uint32_t capacity, SharedMemory memory);
   ~Timelines();
 
   // Behind everything that `stream` has queued: sets its timeline to a number of its own, and says
@@ -39,6 +41,8 @@ class Timelines {
 
   // Whether the stream has got there. Makes no device call.
   [[nodiscard]] bool reached(const TimelinePoint& point) const noexcept;
+  // Whether all have got to where they were told to.
+  [[nodiscard]] bool all_reached();
 
   // Lets every wait pass: this process's GPU work will not come.
   void end_all() noexcept;

@@ -48,6 +48,7 @@ std::uint64_t Unmapper::close_mappings() {
   std::vector<Candidate> kept;
   for (const auto& link : links_.all()) {
     const bool dead = !link->usable();
+    link->drop_finished();
     for (const ImportCache::Idle& idle : link->imports().idle()) {
       if (dead || idle.wanted) {
         close({link, idle});

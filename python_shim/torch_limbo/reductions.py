@@ -133,8 +133,8 @@ def _goes_by_descriptor(tensor: torch.Tensor) -> bool:
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The pair that ``ForkingPickler`` sends for a tensor.
 
-    Errors: RuntimeError for a non-leaf that requires grad and for named tensors, as torch; of
-    received memory ``not_available_yet``; ``ledger_full``.
+    Errors: RuntimeError for a non-leaf that requires grad and for named tensors, as torch; as
+    ``share``.
     """
     if (tensor.requires_grad and not tensor.is_leaf) or not _goes_by_descriptor(tensor):
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = _stock_reduce_tensor(tensor)

@@ -62,6 +62,17 @@ class ProducersKeeper : public LeaseKeeper {
     if (over) --leases_;
     return over;
   }
+  protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
+                                int life_line, std::uint32_t flags) override {
+    return producer_.forward(lease, request, pidfd, life_line, flags);
+  }
+  ForwarderFiles forwarder_files(std::uint32_t lease) override {
+    return producer_.forwarder_files(lease);
+  }
+  bool complete_waits(std::uint32_t lease) override { return producer_.complete_waits(lease); }
+  void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
+    producer_.take_back(lease, index, generation);
+  }
   [[nodiscard]] std::uint64_t leases() const { return leases_.load(); }
 
  private:

@@ -117,7 +117,7 @@ OwnedFd make_ledger(Input& input, const Capacities& sizes) {
   return OwnedFd(::fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0));
 }
 
-// A welcome's four descriptors, each right unless the input says otherwise.
+// A welcome's five descriptors, each right unless the input says otherwise.
 std::vector<OwnedFd> tables(Input& input, int own, std::vector<OwnedFd>& kept) {
   constexpr Capacities kSizes{.exports = 32, .pieces = 8, .claims = 512, .timelines = 4};
   std::vector<OwnedFd> made;
@@ -131,7 +131,7 @@ std::vector<OwnedFd> tables(Input& input, int own, std::vector<OwnedFd>& kept) {
       made.push_back(make_life_line(kept));
     } else {
       const bool sealed = ((change >> (i + 4)) & 1) == 0;
-      made.push_back(make_memfd(i == 1 ? timelines_bytes(kSizes) : row_layout(kSizes).total,
+      made.push_back(make_memfd(i == 2 ? row_layout(kSizes).total : timelines_bytes(kSizes),
                                 sealed ? kAllSeals : 0));
     }
   }
@@ -169,8 +169,7 @@ void answer(ByteSpan bytes, int socket) {
 }
 
 void use(Handshake&& hands) {
-  const Incarnation producer = world().listener.address().incarnation;
-  ProducerLink link(world().sim, producer, std::move(hands));
+  ProducerLink link(world().sim, world().listener.address(), std::move(hands));
   const Capacities& sizes = link.ledger().capacities();
   // Both ends of each table can be read.
   (void)link.ledger().export_word(0)->load();

@@ -12,8 +12,9 @@ namespace limbo::testing {
 namespace {
 
 bool is_consumers(std::string_view name) {
-  for (const std::string_view prefix : {"claim.", "dirty.", "release.", "receive.", "unmap.",
-                                        "connect.", "decline.", "bye.", "orphan."}) {
+  for (const std::string_view prefix :
+       {"claim.", "dirty.", "release.", "receive.", "unmap.", "connect.", "decline.", "bye.",
+        "orphan.", "sendon.", "forwarder."}) {
     if (name.starts_with(prefix)) return true;
   }
   return false;
@@ -80,6 +81,35 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     victim.set_fail_points(spec);
   }
 
+  // The reader sends on to another process, and takes one such message back; the other one sends on
+  // to the reader, and dies. (Nobody can take back what a dead process has sent on: it expires.)
+  void send_on() {
+    constexpr std::int64_t kTimeLimitMs = 500;
+    attempt([&] { sender_.allocate("d", kMiB, 1); });
+    open(reader_, "held", send("d"));
+    std::string message;
+    const auto send_on = [&](Peer& from, const std::string& name) {
+      message.clear();
+      attempt([&] { message = from.share(name, kTimeLimitMs); });
+    };
+    send_on(reader_, "held");
+    if (!message.empty()) attempt([&] { reader_.withdraw(message); });
+    send_on(reader_, "held");
+    Peer other;
+    open(other, "sent_on", message);
+    send_on(other, "sent_on");
+    open(reader_, "back", message);
+    other.process().kill();
+    await("leases_swept", 2);
+    attempt([&] {
+      (void)eventually([&] { return dead(reader_) || reader_.stat("forwarders_met") == 0; });
+    });
+    attempt([&] { reader_.drop("held"); });
+    attempt([&] { reader_.drop("back"); });
+    attempt([&] { sender_.free("d"); });
+    await("limbo", 0);
+  }
+
   // Passes every fail point of both sides.
   void play() {
     // to and fro, on two streams, with a read in the sender itself
@@ -122,6 +152,7 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     attempt([&] { (void)sender_.reap(false); });
     attempt([&] { (void)sender_.drain(std::chrono::milliseconds(100)); });
 
+    send_on();
     if (is_of_rare_releases(point())) play_rare_releases();
 
     // the sender dies while the reader holds a block
@@ -230,7 +261,8 @@ TEST_P(KillMatrixTest, NothingIsLost) {
     expect_works(sender_, next);
   }
   if (!dead(reader_)) {
-    for (const char* name : {"x", "y", "z", "w", "last"}) attempt([&] { reader_.drop(name); });
+    for (const char* name : {"x", "y", "z", "w", "held", "back", "last"})
+      attempt([&] { reader_.drop(name); });
     EXPECT_TRUE(reader_.becomes("releases_pending", 0));
     EXPECT_TRUE(reader_.becomes("pieces_mapped", 0));
     Peer next;

@@ -190,7 +190,8 @@ class PeerRole {
         << memory.active_bytes[0].current << " reserved " << memory.reserved_bytes[0].current
         << " limbo " << memory.limbo_bytes << " held_for_readers " << memory.held_for_readers_bytes
         << " exports_open " << sharing.exports_open << " in_flight " << sharing.in_flight
-        << " held_claims " << sharing.held_claims << " sends " << sharing.sends << " closed "
+        << " held_claims " << sharing.held_claims << " sends " << sharing.sends << " forwards "
+        << sharing.forwards << " forwarders_met " << sharing.forwarders_met << " closed "
         << sharing.closed << " expired " << sharing.expired << " withdrawn " << sharing.withdrawn
         << " leases_connected " << sharing.leases_connected << " leases_quarantined "
         << sharing.leases_quarantined << " leases_swept " << sharing.leases_swept
@@ -203,7 +204,13 @@ class PeerRole {
   // Gives up everything. What stays behind then.
   std::string balance(Words& words) {
     const bool alone = next(words) == "alone";
-    for (const Bytes& message : sent_) process_sharing().withdraw(message);
+    for (const Bytes& message : sent_) {
+      try {
+        process_sharing().withdraw(message);
+      } catch (const Error&) {
+        // Sent on, and its owner has ended: the message with it.
+      }
+    }
     sent_.clear();
     for (const auto& [name, held] : blocks_) {
       if (!held.received) process_allocator().free(held.data);
@@ -213,7 +220,7 @@ class PeerRole {
     (void)eventually(
         [&] {
           process_allocator().empty_cache();
-          left = balance_.left_behind(alone, process_sharing().stats().leases_connected);
+          left = balance_.left_behind(alone, process_sharing().stats());
           return left.empty();
         },
         std::chrono::seconds(5));

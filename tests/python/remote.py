@@ -26,6 +26,26 @@ def receive(name: str, message: bytes) -> torch.Tensor:
     return sim.read(HELD[name])
 
 
+def send_on(name: str) -> bytes:
+    """Share what is held; the answer is the message."""
+    return torch_limbo.share(HELD[name])
+
+
+def send_on_half(name: str) -> bytes:
+    """The same, of a view of its second half."""
+    half = HELD[name].numel() // 2
+    return torch_limbo.share(HELD[name][half:])
+
+
+def code_of_sending_on(name: str) -> tuple[str, str]:
+    """The code and the text of the error that share raises; ("none", "") for none."""
+    try:
+        torch_limbo.share(HELD[name])
+    except torch_limbo.LimboError as error:
+        return error.code, str(error)
+    return "none", ""
+
+
 def keep(name: str, value: Any) -> None:
     """Keep what came through the pipe."""
     HELD[name] = value

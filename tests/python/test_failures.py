@@ -87,6 +87,34 @@ def test_a_stopped_reader_keeps_what_it_holds() -> None:
         peer.call(remote.drop, "t")
 
 
+def test_other_threads_run_while_an_owner_is_asked() -> None:
+    codes: list[str] = []
+
+    def send_on(tensor: torch.Tensor) -> None:
+        try:
+            torch_limbo.share(tensor)
+        except LimboError as error:
+            codes.append(error.code)
+
+    with Peer() as owner:
+        tensor = torch_limbo.receive(owner.call(remote.make, "t", (3,), 1.0))
+        os.kill(owner.pid, signal.SIGSTOP)
+        try:
+            asking = threading.Thread(target=send_on, args=(tensor,))
+            asking.start()
+            turns = 0
+            while asking.is_alive():
+                asking.join(0.001)
+                turns += 1
+        finally:
+            os.kill(owner.pid, signal.SIGCONT)
+        assert codes == ["no_channel"]  # after a second
+        assert turns > 10
+        assert bool((sim.read(tensor) == 1.0).all())
+        del tensor
+        owner.call(remote.drop_all)
+
+
 def test_replacing_a_shared_tensor_while_others_allocate(peer: Peer) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []

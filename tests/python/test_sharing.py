@@ -81,6 +81,42 @@ def test_a_message_stays_open_while_its_owner_holds_the_tensor(peer: Peer) -> No
     del tensor
 
 
+def test_a_received_tensor_is_sent_on(peer: Peer) -> None:
+    tensor = sim.full((100,), 2.0)
+    peer.call(remote.receive, "t", torch_limbo.share(tensor))
+    peer.call(remote.fill, "t", 3.0)
+    whole = peer.call(remote.send_on, "t")
+    half = peer.call(remote.send_on_half, "t")
+    del tensor
+    with Peer() as third:
+        assert bool((third.call(remote.receive, "t", whole) == 3.0).all())
+        assert third.call(remote.receive, "half", half).shape == (50,)
+        assert third.call(remote.same_storage, "t", "half")
+        # The forwarder ends; who was given it by that one reads on.
+        peer.call(remote.drop_all)
+        assert torch_limbo.stats()["limbo_blocks"] == 1
+        assert bool((third.call(remote.values, "t") == 3.0).all())
+        # And back to its owner, who has freed it.
+        mine = torch_limbo.receive(third.call(remote.send_on, "t"))
+        assert bool((sim.read(mine) == 3.0).all())
+        again = torch_limbo.share(mine)
+        del mine
+        assert bool((third.call(remote.receive, "again", again) == 3.0).all())
+        third.call(remote.drop_all)
+        wait_for_empty_limbo()
+
+
+def test_what_cannot_be_sent_on(peer: Peer) -> None:
+    tensor = sim.full((100,), 2.0)
+    message = torch_limbo.share(tensor)
+    peer.call(remote.receive, "t", message)
+    torch_limbo.withdraw(message)
+    code, text = peer.call(remote.code_of_sending_on, "t")
+    assert code == "withdrawn"
+    assert "clone()" in text
+    peer.call(remote.drop_all)
+
+
 def test_withdraw(peer: Peer) -> None:
     tensor = sim.full((100,), 2.0)
     opened, unopened = torch_limbo.share(tensor), torch_limbo.share(tensor)

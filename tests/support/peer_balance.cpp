@@ -16,15 +16,18 @@ using Names = std::multiset<std::string>;
 
 constexpr char kLedger[] = "/memfd:limbo-ledger (deleted)";
 constexpr char kTimelines[] = "/memfd:limbo-timelines (deleted)";
+constexpr char kOwnTimelines[] = "/memfd:limbo-timelines-of-lease (deleted)";
 constexpr char kRow[] = "/memfd:limbo-row (deleted)";
 constexpr char kPidfd[] = "anon_inode:[pidfd]";
 constexpr char kSocket[] = "socket";
 
-// Rows are numbered; their kind is what can be compared.
+// Rows and the timelines of leases are numbered; their kind is what can be compared.
 Names by_kind(const Names& names) {
   Names kinds;
   for (const std::string& name : names) {
-    kinds.insert(name.starts_with("/memfd:limbo-row-") ? kRow : name);
+    kinds.insert(name.starts_with("/memfd:limbo-row-")         ? kRow
+                 : name.starts_with("/memfd:limbo-timelines-") ? kOwnTimelines
+                                                               : name);
   }
   return kinds;
 }
@@ -68,19 +71,25 @@ void PeerBalance::begin_lending() {
   add_difference(without.memfd_mappings, with.memfd_mappings, before_.memfd_mappings);
 }
 
-std::string PeerBalance::left_behind(bool alone, std::size_t leases) const {
+std::string PeerBalance::left_behind(bool alone, const SharingStats& stats) const {
   const Balance after = now();
   Balance allowed = before_;
   const std::size_t own = before_.memfd_mappings.count(kLedger);
   const std::size_t links = alone ? 0 : after.memfd_mappings.count(kLedger) - own;
   for (std::size_t count = 0; count < links; ++count) {
     // The connection and the life line's far end; the link's pidfd and its watch's.
-    allowed.descriptors.insert({kLedger, kTimelines, kRow, kSocket, kSocket, kPidfd, kPidfd});
-    allowed.memfd_mappings.insert({kLedger, kTimelines, kRow});
+    allowed.descriptors.insert(
+        {kLedger, kTimelines, kOwnTimelines, kRow, kSocket, kSocket, kPidfd, kPidfd});
+    allowed.memfd_mappings.insert({kLedger, kTimelines, kOwnTimelines, kRow});
   }
-  for (std::size_t count = 0; count < leases; ++count) {
-    allowed.descriptors.insert({kRow, kSocket, kSocket, kPidfd});
-    allowed.memfd_mappings.insert(kRow);
+  for (std::size_t count = 0; count < stats.leases_connected; ++count) {
+    allowed.descriptors.insert({kOwnTimelines, kRow, kSocket, kSocket, kPidfd});
+    allowed.memfd_mappings.insert({kOwnTimelines, kRow});
+  }
+  // Those who have sent on what was opened here.
+  for (std::size_t count = 0; count < stats.forwarders_met; ++count) {
+    allowed.descriptors.insert({kOwnTimelines, kSocket, kPidfd});
+    allowed.memfd_mappings.insert(kOwnTimelines);
   }
   std::string text = testing::left_behind(allowed, after);
   std::replace(text.begin(), text.end(), '\n', ';');

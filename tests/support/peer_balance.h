@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 
+#include "ipc/sharing.h"
 #include "tests/support/balance.h"
 
 namespace limbo::testing {
@@ -16,9 +17,10 @@ class PeerBalance {
   // The same for what a process keeps that lends. Before the first allocation; once.
   void begin_lending();
 
-  // What there is more than at the beginning, in one line; empty if nothing. What belongs to `leases`
-  // connections with consumers is not counted, nor are, unless `alone`, connections with producers.
-  [[nodiscard]] std::string left_behind(bool alone, std::size_t leases) const;
+  // What there is more than at the beginning, in one line; empty if nothing. What belongs to the
+  // connections with consumers that `stats` counts is not, nor are, unless `alone`, connections with
+  // producers, nor what is kept about processes that have sent memory on and live.
+  [[nodiscard]] std::string left_behind(bool alone, const SharingStats& stats) const;
 
  private:
   [[nodiscard]] static Balance now();

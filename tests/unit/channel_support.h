@@ -41,12 +41,14 @@ class FakeKeeper : public LeaseKeeper {
     ledger_ = sealed_memfd(ledger_layout(capacities_).total);
     timelines_ = sealed_memfd(timelines_bytes(capacities_));
     row_ = sealed_memfd(row_layout(capacities_).total);
+    own_timelines_ = sealed_memfd(timelines_bytes(capacities_));
   }
 
   LeaseGrant add_lease(const LeasePeer& peer) override {
     if (refuse_) throw Error(ErrorCode::kLedgerFull, "No lease is left.");
     note("add " + std::to_string(peer.pid));
-    return {next_lease_++, capacities_, ledger_.get(), timelines_.get(), row_.get()};
+    return {next_lease_++,    capacities_, ledger_.get(),
+            timelines_.get(), row_.get(),  own_timelines_.get()};
   }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
     note("gone " + std::to_string(lease) + " " + why);
@@ -58,6 +60,22 @@ class FakeKeeper : public LeaseKeeper {
   }
   void row_half_full(std::uint32_t lease) override { note("half " + std::to_string(lease)); }
   void context_lost(std::uint32_t lease) override { note("lost " + std::to_string(lease)); }
+  protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
+                                int life_line, std::uint32_t) override {
+    EXPECT_GE(pidfd, 0);
+    EXPECT_GE(life_line, 0);
+    note("forward " + std::to_string(lease) + " " + std::to_string(request.held.export_index));
+    if (refuse_) throw Error(ErrorCode::kWithdrawn, "It was taken back.");
+    return {request.held.export_index + 1, request.held.generation + 1};
+  }
+  ForwarderFiles forwarder_files(std::uint32_t lease) override {
+    throw Error(ErrorCode::kGone, "Lease " + std::to_string(lease) + " has sent nothing on.");
+  }
+  bool complete_waits(std::uint32_t) override { return false; }
+  void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
+    note("take back " + std::to_string(lease) + " " + std::to_string(index) + " " +
+         std::to_string(generation));
+  }
   bool lease_left(std::uint32_t lease) override {
     note("left " + std::to_string(lease));
     return believes_;
@@ -84,6 +102,7 @@ class FakeKeeper : public LeaseKeeper {
 
   OwnedFd ledger_;
   OwnedFd timelines_;
+  OwnedFd own_timelines_;
   std::mutex mutex_;  // guards lines_
   std::vector<std::string> lines_;
   std::uint32_t next_lease_ = 0;

@@ -136,7 +136,7 @@ TEST_F(ChannelTest, BadMessagesAreAnsweredAndTheConnectionGoesOn) {
   EXPECT_NE(next_refusal(socket.get(), MessageType::kError).text.find("type 200"),
             std::string::npos);
   // a later feature
-  odd[0] = static_cast<std::byte>(MessageType::kForward);
+  odd[0] = static_cast<std::byte>(MessageType::kMemory);
   ASSERT_TRUE(send_packet(socket.get(), odd));
   EXPECT_EQ(next_refusal(socket.get(), MessageType::kError).code, ErrorCode::kNotAvailableYet);
   // hello without, and with a wrong, descriptor
@@ -152,7 +152,7 @@ TEST_F(ChannelTest, BadMessagesAreAnsweredAndTheConnectionGoesOn) {
   // and a good one at last
   const int right[] = {life_line::far_end()};
   ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), right));
-  EXPECT_EQ(next(socket.get()).descriptors.size(), 4U);
+  EXPECT_EQ(next(socket.get()).descriptors.size(), Welcome::kDescriptors);
   // hello twice
   ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), right));
   EXPECT_EQ(next_refusal(socket.get(), MessageType::kRefused).text, "Hello was said before");

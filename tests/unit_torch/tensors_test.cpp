@@ -307,18 +307,25 @@ LIMBO_CHILD_ROLE(share_and_stay) {
   return 0;
 }
 
-TEST_F(Tensors, WhatWasReceivedCannotBeSentOnYet) {
+// A tensor and a view of it are sent on by whoever has received it, as long as its owner lives.
+TEST_F(Tensors, WhatWasReceivedIsSentOn) {
   (void)sharing_in_use().incarnation();
   ChildProcess child("share_and_stay");
   at::Tensor got = receive_tensor(child.receive_bytes());
   EXPECT_TRUE(is_received(got));
-  EXPECT_FALSE(is_lendable(got));
+  EXPECT_TRUE(is_lendable(got));
   EXPECT_EQ(sim_read(got).sum().item<float>(), 45);
-  std::string text;
-  EXPECT_EQ(code_of([&] { (void)share_tensor(got); }, &text), ErrorCode::kNotAvailableYet);
-  EXPECT_NE(text.find("clone()"), std::string::npos) << text;
+  for (const at::Tensor& sent_on : {got, got.slice(0, 0, 10)}) {
+    ChildProcess third("receive_tensors");
+    third.send(to_hex(share_tensor(sent_on)));
+    third.expect(std::to_string(45.0));
+    third.kill();
+  }
   EXPECT_FALSE(is_orphaned(got));
   child.kill();
+  std::string text;
+  EXPECT_EQ(code_of([&] { (void)share_tensor(got); }, &text), ErrorCode::kProducerExited);
+  EXPECT_NE(text.find("clone()"), std::string::npos) << text;
   EXPECT_TRUE(eventually([&] { return is_orphaned(got); }));
   EXPECT_EQ(sim_read(got).sum().item<float>(), 45);  // stays readable
 }

@@ -256,7 +256,7 @@ class Process {
       none("limbo", memory.limbo_bytes);
       if (thorough) none("reserved", memory.reserved_bytes[0].current);
     }
-    if (left.empty()) left = balance_->left_behind(false, sharing.leases_connected);
+    if (left.empty()) left = balance_->left_behind(false, sharing);
     return left;
   }
 

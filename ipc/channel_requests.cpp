@@ -1,0 +1,66 @@
+#include "ipc/channel_requests.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "allocator/error.h"
+#include "ipc/fail_points.h"
+#include "ipc/packet.h"
+
+namespace limbo {
+namespace {
+
+ForwardRequest request_of(const Forward& message) {
+  constexpr std::uint64_t kLongest = std::numeric_limits<std::int64_t>::max() / 2;
+  ForwardRequest request;
+  request.slot = message.slot;
+  request.held = {message.export_index, message.generation};
+  request.offset_bytes = message.offset_bytes;
+  request.size_bytes = message.size_bytes;
+  request.consumers = message.consumers;
+  request.time_limit = std::chrono::milliseconds(std::min(message.time_limit_ms, kLongest));
+  for (std::size_t i = 0; i < 2; ++i) {
+    request.points[i] = {0, message.timeline[i], message.number[i]};
+  }
+  return request;
+}
+
+void refuse(const Asker& asker, std::uint64_t request, const Error& failure) {
+  (void)send_packet(asker.socket, encode(AskedInVain{request, failure.code(), failure.what()}));
+}
+
+}  // namespace
+
+void answer_forward(LeaseKeeper& keeper, ServiceThread& worker, const Asker& asker,
+                    const Forward& message) {
+  // Its last words: nobody hears the answer, though a fork child may keep the connection open.
+  if (is_readable(asker.watch.pidfd())) return;
+  try {
+    const protocol::ClaimTarget made =
+        keeper.forward(asker.lease, request_of(message), asker.watch.pidfd(),
+                       asker.watch.life_line(), asker.watch.life_line_flags());
+    LIMBO_FAIL_POINT("forward.before_answer");
+    const Forwarded answer{message.request, made.export_index, made.generation};
+    if (!is_readable(asker.watch.pidfd()) && send_packet(asker.socket, encode(answer))) return;
+    worker.post([&keeper, lease = asker.lease, made] {
+      keeper.take_back(lease, made.export_index, made.generation);
+    });
+  } catch (const Error& failure) {
+    refuse(asker, message.request, failure);
+  }
+}
+
+void answer_timeline(LeaseKeeper& keeper, const Asker& asker, const AskTimelines& message) {
+  try {
+    const ForwarderFiles files = keeper.forwarder_files(message.lease_number);
+    const int descriptors[GivenTimelines::kDescriptors] = {files.timelines->fd(), files.pidfd.get(),
+                                                           files.life_line.get()};
+    LIMBO_FAIL_POINT("timeline.before_answer");
+    (void)send_packet(asker.socket, encode(GivenTimelines{message.request, files.life_line_flags}),
+                      descriptors);
+  } catch (const Error& failure) {
+    refuse(asker, message.request, failure);
+  }
+}
+
+}  // namespace limbo

@@ -1,0 +1,98 @@
+#include "ipc/foreign_timelines.h"
+
+#include <utility>
+
+#include "ipc/fail_points.h"
+
+namespace limbo {
+namespace {
+
+// A late write of its GPU may set a timeline back.
+constexpr std::chrono::milliseconds kCompleteAgain{20};
+
+}  // namespace
+
+std::size_t ForeignTimelinesTable::size() {
+  const std::lock_guard lock(mutex_);
+  return table_.size();
+}
+
+bool ForeignTimelinesTable::has(std::uint32_t lease) {
+  const std::lock_guard lock(mutex_);
+  return table_.find(lease) != table_.end();
+}
+
+std::shared_ptr<LeaseTimelines> ForeignTimelinesTable::get(std::uint32_t lease, const Ask& ask) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = table_.find(lease); found != table_.end()) {
+      return found->second.timelines;
+    }
+  }
+  ForeignTimelines answer = ask(lease);
+  const std::lock_guard lock(mutex_);
+  return table_.try_emplace(lease, std::move(answer)).first->second.timelines;
+}
+
+std::optional<ForeignTimelinesTable::Clock::time_point> ForeignTimelinesTable::run(
+    ServiceThread& reaper, Clock::time_point now, bool owner_gone) {
+  std::optional<Clock::time_point> next;
+  const auto wake_at = [&](Clock::time_point when) {
+    if (!next || when < *next) next = when;
+  };
+  const std::lock_guard lock(mutex_);
+  for (auto entry = table_.begin(); entry != table_.end();) {
+    const auto current = entry++;
+    ForeignTimelines& foreign = current->second;
+    if (!foreign.watch) {
+      // What the signs mean is looked at here, and this follows every event.
+      foreign.watch =
+          std::make_unique<PeerWatch>(reaper, std::move(foreign.pidfd),
+                                      std::move(foreign.life_line), foreign.life_line_flags, [] {});
+    }
+    DeathSigns& signs = foreign.watch->signs();
+    // Its connection is its owner's: while that lives, it sees an exec and completes the waits.
+    signs.connection_closed = owner_gone;
+    const auto quiet_at = signs.quiet_at(now);
+    if (!signs.gone()) continue;
+    LIMBO_FAIL_POINT("forwarder.before_complete");
+    foreign.timelines->complete();
+    LIMBO_FAIL_POINT("forwarder.after_complete");
+    if (!quiet_at || *quiet_at > now) {
+      wake_at(now + kCompleteAgain);
+      continue;
+    }
+    finished_.push_back(std::move(foreign.timelines));
+    table_.erase(current);
+  }
+  return next;
+}
+
+void ForeignTimelinesTable::unwatch() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [lease, foreign] : table_) foreign.watch.reset();
+}
+
+bool ForeignTimelinesTable::has_finished() {
+  const std::lock_guard lock(mutex_);
+  return !finished_.empty();
+}
+
+void ForeignTimelinesTable::drop_finished() {
+  std::vector<std::shared_ptr<LeaseTimelines>> finished;
+  {
+    const std::lock_guard lock(mutex_);
+    finished.swap(finished_);
+  }
+  for (auto& timelines : finished) {
+    // Whoever has it in hand is about to enqueue a wait: it is looked at again later.
+    if (timelines.use_count() > 1) {
+      const std::lock_guard lock(mutex_);
+      finished_.push_back(std::move(timelines));
+      continue;
+    }
+    timelines->settle();
+  }
+}
+
+}  // namespace limbo

@@ -1,0 +1,41 @@
+// What a producer keeps about a consumer that has forwarded: its timelines, and the signs of its
+// death, for third processes and for this one. Guarded by the collect lock.
+//
+// It outlives the lease for as long as an export that is not over names it: whoever opens such a
+// message asks for its files, which are open for so long.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "ipc/lease_timelines.h"
+#include "ipc/owned_fd.h"
+
+namespace limbo {
+
+struct Forwarder {
+  std::uint32_t lease_number = 0;
+  std::shared_ptr<LeaseTimelines> timelines;
+  OwnedFd pidfd;
+  OwnedFd life_line;  // the far end
+  std::uint32_t life_line_flags = 0;
+  std::uint64_t named = 0;    // by so many exports that are not over
+  std::uint64_t waiting = 0;  // threads of this process that enqueue a wait for it just now
+
+  // An export that names it is over.
+  void forget_one() noexcept {
+    if (--named != 0) return;
+    pidfd.reset();
+    life_line.reset();
+  }
+};
+
+// The files of a forwarder that a third process is handed, duplicates.
+struct ForwarderFiles {
+  std::shared_ptr<LeaseTimelines> timelines;  // keeps its descriptor open
+  OwnedFd pidfd;
+  OwnedFd life_line;
+  std::uint32_t life_line_flags = 0;
+};
+
+}  // namespace limbo

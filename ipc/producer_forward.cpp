@@ -1,0 +1,279 @@
+// Forwarding, the owner's part (the table is in protocol/forward.h), and the forwarders' timelines.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <list>
+#include <string>
+#include <utility>
+
+#include "allocator/error.h"
+#include "ipc/fail_points.h"
+#include "ipc/producer_impl.h"
+#include "ipc/protocol/forward.h"
+
+namespace limbo {
+namespace {
+
+using protocol::ClaimVerdict;
+
+OwnedFd duplicate(int fd) {
+  return OwnedFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
+void check(const ForwardRequest& request, const Capacities& capacities) {
+  if (request.consumers < 1 || request.consumers > static_cast<std::uint32_t>(kMostConsumers) ||
+      request.time_limit.count() < 0 || request.size_bytes == 0) {
+    throw Error(ErrorCode::kBadArgument, "A message cannot be sent on with " +
+                                             std::to_string(request.size_bytes) + " bytes to " +
+                                             std::to_string(request.consumers) + " consumers for " +
+                                             std::to_string(request.time_limit.count()) + " ms.");
+  }
+  for (const TimelinePoint& point : request.points) {
+    if (point.number == 0 || point.index < capacities.timelines) continue;
+    throw Error(ErrorCode::kBadArgument, "It names timeline " + std::to_string(point.index) +
+                                             " of " + std::to_string(capacities.timelines) + ".");
+  }
+}
+
+[[noreturn]] void throw_not_forwarded(ClaimVerdict verdict) {
+  if (verdict == ClaimVerdict::kWithdrawn) {
+    throw Error(ErrorCode::kWithdrawn,
+                "The message by which this memory came was taken back, so it cannot be sent on.",
+                "Send a clone() of it.");
+  }
+  if (verdict == ClaimVerdict::kExpired) {
+    throw Error(ErrorCode::kExpired,
+                "The message by which this memory came is past its time limit, so it cannot be "
+                "sent on.",
+                "Send a clone() of it.");
+  }
+  throw Error(ErrorCode::kGone, "Its owner does not know that this process holds the memory.",
+              "Send memory on while it is held.");
+}
+
+// Inside the range that the asker was given.
+bool is_inside(const ForwardRequest& request, const ExportRecord& held) {
+  return request.offset_bytes >= held.offset_bytes && request.size_bytes <= held.size_bytes &&
+         request.offset_bytes - held.offset_bytes <= held.size_bytes - request.size_bytes;
+}
+
+}  // namespace
+
+Forwarder* Producer::Impl::find_forwarder(std::uint32_t lease_number) {
+  const auto found = std::find_if(forwarders.begin(), forwarders.end(), [&](const auto& forwarder) {
+    return forwarder.lease_number == lease_number;
+  });
+  return found == forwarders.end() ? nullptr : &*found;
+}
+
+std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardRequest& request,
+                                      std::list<Forwarder>& spare) {
+  Lease* lease = find_lease(lease_number);
+  if (lease == nullptr || request.held.export_index >= capacities.exports) {
+    throw_not_forwarded(ClaimVerdict::kGone);
+  }
+  const ClaimVerdict verdict =
+      protocol::may_forward(protocol::g_memory, *lease, exports, request.slot, request.held);
+  LIMBO_FAIL_POINT("forward.after_note");
+  if (verdict != ClaimVerdict::kStands) throw_not_forwarded(verdict);
+
+  const ExportRecord& held = exports.record(request.held.export_index);
+  if (!is_inside(request, held)) {
+    throw Error(ErrorCode::kBadArgument,
+                "The range to be sent on does not lie in the one that was received.");
+  }
+  if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
+  const auto index =
+      exports.reserve(held.block, request.offset_bytes, request.size_bytes, held.piece_index,
+                      bounded(request.time_limit), request.consumers);
+  if (!index) {
+    throw Error(ErrorCode::kLedgerFull,
+                "All " + std::to_string(capacities.exports) +
+                    " exports of its owner's ledger are in flight or held.",
+                "Raise the option ledger_exports there, or let go of what is held.");
+  }
+  try {
+    allocator.pin_again(held.block.block);
+  } catch (...) {
+    exports.cancel(*index);
+    throw;
+  }
+  try {
+    LIMBO_FAIL_POINT("forward.after_pin");
+  } catch (...) {
+    exports.cancel_later(*index);
+    throw;
+  }
+
+  Forwarder* forwarder = find_forwarder(lease_number);
+  if (forwarder == nullptr) {
+    forwarders.splice(forwarders.end(), spare);
+    forwarder = &forwarders.back();
+    forwarder->lease_number = lease_number;
+    forwarder->timelines = lease->timelines();
+  } else if (forwarder->named == 0) {
+    forwarder->pidfd = std::move(spare.front().pidfd);
+    forwarder->life_line = std::move(spare.front().life_line);
+  }
+  exports.forwards(*index, request.held.export_index, *forwarder);
+  ExportRecord& record = exports.record(*index);
+  record.sent = ProducerClock::now();
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (request.points[i].number == 0) continue;
+    record.points[i] = {lease_number + 1, request.points[i].index, request.points[i].number};
+  }
+  if (protocol::makes(protocol::Mistake::kForwardWithoutOwnPoints)) {
+    std::copy(std::begin(held.points), std::end(held.points), std::begin(record.points));
+  }
+  const PieceRecord& piece = pieces.record(record.piece_index);
+  pieces.set_unmap_wanted(record.piece_index, false);
+  exports.open(*index, fields_of({.export_index = *index,
+                                  .generation = record.generation,
+                                  .piece_index = record.piece_index,
+                                  .piece_generation = piece.generation,
+                                  .piece_size_bytes = piece.size_bytes,
+                                  .piece_count = 1,
+                                  .offset_bytes = record.offset_bytes,
+                                  .size_bytes = record.size_bytes,
+                                  .points = {record.points[0], record.points[1]},
+                                  .device_uuid = piece.device_uuid}));
+  return *index;
+}
+
+protocol::ClaimTarget Producer::forward(std::uint32_t lease_number, const ForwardRequest& request,
+                                        int pidfd, int life_line, std::uint32_t life_line_flags) {
+  Impl& impl = *impl_;
+  check(request, impl.capacities);
+  std::list<Forwarder> spare(1);
+  spare.front().pidfd = duplicate(pidfd);
+  spare.front().life_line = duplicate(life_line);
+  spare.front().life_line_flags = life_line_flags;
+  if (!spare.front().pidfd.valid() || !spare.front().life_line.valid()) {
+    throw Error(ErrorCode::kNoChannel, "Its owner has no file descriptors left.");
+  }
+  protocol::ClaimTarget made;
+  {
+    Impl::Hold hold(impl);
+    try {
+      made.export_index = impl.forward(lease_number, request, spare);
+      made.generation = impl.exports.record(made.export_index).generation;
+    } catch (...) {
+      hold.leave_unpins_to_the_next();
+      throw;
+    }
+    hold.leave_unpins_to_the_next();
+  }
+  impl.forwards.fetch_add(1, std::memory_order_relaxed);
+  LIMBO_FAIL_POINT("forward.after_open");
+  return made;
+}
+
+void Producer::take_back(std::uint32_t lease_number, std::uint32_t export_index,
+                         std::uint64_t generation) {
+  Impl& impl = *impl_;
+  if (export_index >= impl.capacities.exports) return;
+  Impl::Hold hold(impl);
+  if (export_index >= impl.exports.slots_touched()) return;
+  const ExportRecord& record = impl.exports.record(export_index);
+  const bool its_own = record.in_use && record.forwarder != nullptr &&
+                       record.forwarder->lease_number == lease_number;
+  if (!its_own) return;
+  if (!impl.exports.drain(export_index, generation, protocol::EndReason::kWithdrawn)) return;
+  impl.run_pass(protocol::Look::kChanged);
+}
+
+// ---- the forwarders' timelines ----------------------------------------------------------------
+
+ForwarderFiles Producer::forwarder_files(std::uint32_t lease_number) {
+  Impl& impl = *impl_;
+  ForwarderFiles files;
+  bool complete = true;
+  {
+    Impl::Hold hold(impl);
+    const Forwarder* forwarder = impl.find_forwarder(lease_number);
+    if (forwarder != nullptr && forwarder->named > 0) {
+      files = {forwarder->timelines, duplicate(forwarder->pidfd.get()),
+               duplicate(forwarder->life_line.get()), forwarder->life_line_flags};
+      complete = files.pidfd.valid() && files.life_line.valid();
+    }
+    hold.leave_unpins_to_the_next();
+  }
+  if (files.timelines == nullptr) {
+    throw Error(ErrorCode::kGone, "Nothing that lease " + std::to_string(lease_number) +
+                                      " has sent on is open any more.");
+  }
+  if (!complete) {
+    throw Error(ErrorCode::kNoChannel, "Its owner has no file descriptors left.");
+  }
+  return files;
+}
+
+bool Producer::complete_waits(std::uint32_t lease_number) {
+  Impl& impl = *impl_;
+  std::shared_ptr<LeaseTimelines> timelines;
+  {
+    Impl::Hold hold(impl);
+    if (const Forwarder* forwarder = impl.find_forwarder(lease_number)) {
+      timelines = forwarder->timelines;
+    }
+    hold.leave_unpins_to_the_next();
+  }
+  if (timelines == nullptr) return false;
+  timelines->complete();
+  return true;
+}
+
+// A forwarder that is not in the list is quiet, and what it was to do is over: there is nothing to
+// wait for.
+void Producer::wait_own(StreamRef stream, const TimelinePoint& point) {
+  Impl& impl = *impl_;
+  if (point.owner == 0) {
+    impl.timelines.wait(stream, point);
+    return;
+  }
+  Forwarder* forwarder = nullptr;
+  {
+    Impl::Hold hold(impl);
+    forwarder = impl.find_forwarder(point.owner - 1);
+    if (forwarder != nullptr) ++forwarder->waiting;  // it stays
+  }
+  if (forwarder == nullptr) return;
+  const auto waited = [&] {
+    Impl::Hold hold(impl);
+    --forwarder->waiting;
+  };
+  try {
+    forwarder->timelines->wait(stream, point.index, point.number);
+  } catch (...) {
+    waited();
+    throw;
+  }
+  waited();
+}
+
+bool Producer::Impl::can_drop(const Forwarder& forwarder) {
+  return forwarder.named == 0 && forwarder.waiting == 0 &&
+         find_lease(forwarder.lease_number) == nullptr;
+}
+
+bool Producer::has_forwarders_to_drop() {
+  Impl& impl = *impl_;
+  Impl::Hold hold(impl);
+  return std::any_of(impl.forwarders.begin(), impl.forwarders.end(),
+                     [&](const Forwarder& forwarder) { return impl.can_drop(forwarder); });
+}
+
+void Producer::drop_forwarders() {
+  Impl& impl = *impl_;
+  std::list<Forwarder> dropped;
+  {
+    Impl::Hold hold(impl);
+    for (auto entry = impl.forwarders.begin(); entry != impl.forwarders.end();) {
+      const auto current = entry++;
+      if (impl.can_drop(*current)) dropped.splice(dropped.end(), impl.forwarders, current);
+    }
+  }
+  for (const Forwarder& forwarder : dropped) forwarder.timelines->settle();
+}
+
+}  // namespace limbo
