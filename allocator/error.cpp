@@ -46,6 +46,12 @@ std::string_view error_code_name(ErrorCode code) noexcept {
       return "already_in_use";
     case ErrorCode::kWrongTorch:
       return "wrong_torch";
+    case ErrorCode::kNameTaken:
+      return "name_taken";
+    case ErrorCode::kNoSuchName:
+      return "no_such_name";
+    case ErrorCode::kBusy:
+      return "busy";
     case ErrorCode::kInternal:
       return "internal";
   }

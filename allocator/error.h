@@ -33,6 +33,9 @@ enum class ErrorCode : std::uint8_t {
   kNotAvailableYet,   // a designed feature that this version does not have yet
   kAlreadyInUse,      // installation after CUDA memory was used
   kWrongTorch,        // built for another minor version of torch
+  kNameTaken,         // a living process publishes something under this name
+  kNoSuchName,        // nobody publishes anything under this name
+  kBusy,              // another process or thread keeps the names locked
   kInternal,          // a broken invariant of Limbo itself
 };
 

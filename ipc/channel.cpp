@@ -5,10 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <condition_variable>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -21,6 +18,7 @@
 #include "ipc/lease_watch.h"
 #include "ipc/life_line.h"
 #include "ipc/messages.h"
+#include "ipc/questions.h"
 
 namespace limbo {
 namespace {
@@ -30,25 +28,6 @@ constexpr int kMessagesInARow = 16;
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
 // How often the waits on a forwarder that is gone and not quiet are completed.
 constexpr std::chrono::milliseconds kCompleteAgain{20};
-
-// Runs `task` on a thread, behind what was posted before, and waits for it.
-void run_and_wait(ServiceThread& thread, const std::function<void()>& task) {
-  std::mutex mutex;
-  std::condition_variable done;
-  bool is_done = false;
-  thread.post([&] {
-    try {
-      task();
-    } catch (...) {
-      // As on the thread itself: nobody is told.
-    }
-    const std::lock_guard lock(mutex);
-    is_done = true;
-    done.notify_one();
-  });
-  std::unique_lock lock(mutex);
-  done.wait(lock, [&] { return is_done; });
-}
 
 }  // namespace
 
@@ -92,8 +71,10 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   std::uint64_t next_peer = 0;
   std::optional<Clock::time_point> paused_until;  // out of descriptors: no accepting until then
   bool closed = false;
+  std::shared_ptr<Questions> questions;
 
   void start();
+  void answer_by(Answerer& answerer);
   void accept_all();
   void accept_one(OwnedFd socket);
   void read(std::uint64_t id);
@@ -128,6 +109,23 @@ void Channel::Impl::start() {
           return impl ? impl->run(now) : std::nullopt;
         });
   });
+}
+
+void Channel::Impl::answer_by(Answerer& answerer) {
+  questions = std::make_shared<Questions>(
+      reaper, worker, answerer,
+      [weak = weak_from_this()](bool force) {
+        const auto impl = weak.lock();
+        if (impl == nullptr || impl->closed) return false;
+        impl->reap(force);
+        return true;
+      },
+      [weak = weak_from_this()](std::uint64_t id, ByteSpan message) {
+        const auto impl = weak.lock();
+        const auto found = impl != nullptr ? impl->peers.find(id) : decltype(peers)::iterator{};
+        return impl != nullptr && found != impl->peers.end() && found->second.socket.valid() &&
+               send_packet(found->second.socket.get(), message);
+      });
 }
 
 void Channel::Impl::accept_all() {
@@ -210,6 +208,7 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
     take_hello(id, peer, packet);
     return;
   }
+  if (questions != nullptr && is_question(type) && questions->take(id, packet.bytes)) return;
   if (!peer.lease) {
     answer(peer, MessageType::kError, ErrorCode::kBadArgument, "Say hello first");
     return;
@@ -413,8 +412,9 @@ void Channel::Impl::shut() {
 }
 
 Channel::Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,
-                 const Incarnation& incarnation)
+                 const Incarnation& incarnation, Answerer* answerer)
     : impl_(std::make_shared<Impl>(reaper, worker, keeper, incarnation)) {
+  if (answerer != nullptr) impl_->answer_by(*answerer);
   impl_->start();
 }
 

@@ -18,6 +18,8 @@
 
 namespace limbo {
 
+class Answerer;  // questions.h
+
 inline constexpr std::chrono::milliseconds kHandshakeDeadline{2000};
 
 // What the channel asks of whoever keeps the leases (Producer, by way of sharing.cpp).
@@ -51,9 +53,9 @@ class LeaseKeeper {
 class Channel {
  public:
   // Listens from here on; removes the sockets of dead producers from the directory. Throws
-  // kNoChannel. `keeper` and the threads outlive it.
+  // kNoChannel. `keeper`, `answerer` and the threads outlive it. No `answerer`: questions are refused.
   Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,
-          const Incarnation& incarnation);
+          const Incarnation& incarnation, Answerer* answerer = nullptr);
   // Closes everything and removes the socket. Not to be called on the reaper.
   ~Channel();
   Channel(const Channel&) = delete;

@@ -40,18 +40,6 @@ const sockaddr* generic(const sockaddr_un& address) {
   return reinterpret_cast<const sockaddr*>(&address);
 }
 
-// Whether connecting proves that the producer behind `name` is dead. What is in doubt is alive.
-bool provably_dead(const RuntimeDirectory& directory, const std::string& name) {
-  const OwnedFd socket = make_socket();
-  if (!socket.valid()) return false;
-  const sockaddr_un address = directory.address(name);
-  if (::connect(socket.get(), generic(address), sizeof(address)) != 0) {
-    return errno == ECONNREFUSED;
-  }
-  const PeerIdentity listener = identify_peer(socket.get());
-  return listener.ended || (listener.pidfd.valid() && is_readable(listener.pidfd.get()));
-}
-
 bool old_enough(const RuntimeDirectory& directory, const std::string& name) {
   struct stat facts {};
   return ::fstatat(directory.fd(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -76,6 +64,41 @@ std::vector<std::string> socket_names(const RuntimeDirectory& directory) {
 
 }  // namespace
 
+std::optional<pid_t> listener_pid(const RuntimeDirectory& directory, const std::string& name) {
+  const OwnedFd socket = make_socket();
+  if (!socket.valid()) return 0;
+  const sockaddr_un address = directory.address(name);
+  if (::connect(socket.get(), generic(address), sizeof(address)) != 0) {
+    if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
+    return 0;
+  }
+  const PeerIdentity listener = identify_peer(socket.get());
+  if (listener.ended) return std::nullopt;
+  // A fork child of the dead may hold the listener still.
+  if (listener.pidfd.valid() && is_readable(listener.pidfd.get())) return std::nullopt;
+  return listener.pid;
+}
+
+std::vector<std::string> producer_sockets(const RuntimeDirectory& directory) {
+  std::vector<std::string> names = socket_names(directory);
+  std::erase_if(names, [](const std::string& name) { return !producer_of_socket(name); });
+  return names;
+}
+
+std::optional<Incarnation> producer_of_socket(std::string_view name) {
+  constexpr std::size_t kDigits = 32;
+  if (name.size() != kDigits + kSuffix.size() || !name.ends_with(kSuffix)) return std::nullopt;
+  std::uint64_t halves[2] = {};
+  for (std::size_t i = 0; i < kDigits; ++i) {
+    const char c = name[i];
+    const bool decimal = c >= '0' && c <= '9';
+    if (!decimal && (c < 'a' || c > 'f')) return std::nullopt;
+    auto& half = halves[i / 16];
+    half = half << 4 | static_cast<std::uint64_t>(decimal ? c - '0' : c - 'a' + 10);
+  }
+  return Incarnation{halves[0], halves[1]};
+}
+
 OwnedFd listen_in(const RuntimeDirectory& directory, const std::string& name) {
   OwnedFd socket = make_socket();
   if (!socket.valid()) no_socket(directory, "socket");
@@ -97,7 +120,7 @@ void remove_dead_sockets(const RuntimeDirectory& directory) noexcept {
     for (const std::string& name : socket_names(directory)) {
       if (name.ends_with(kNewSuffix) && !old_enough(directory, name)) continue;
       // A name is never used twice, so nobody can have taken it over since the look.
-      if (provably_dead(directory, name)) ::unlinkat(directory.fd(), name.c_str(), 0);
+      if (!listener_pid(directory, name)) ::unlinkat(directory.fd(), name.c_str(), 0);
     }
   } catch (const std::exception&) {
     // Tidying up only: what stays behind does no harm.

@@ -105,6 +105,12 @@ inline constexpr FailPointName kFailPoints[] = {
     {"collect.before_unlock"},
     {"collect.before_unpin"},
     {"collect.after_unpin"},
+    // names of the producer
+    {"names.after_lock", true},
+    {"names.after_look", true},
+    {"names.before_rename", true},
+    {"names.before_unlink", true},
+    {"acquire.after_share", true},
     // leases and pieces of the producer
     {"lease.before_listed", true},
     {"lease.after_listed"},

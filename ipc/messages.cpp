@@ -52,13 +52,13 @@ Shape shape_of(std::uint16_t type) noexcept {
     case MessageType::kUnmapWanted:
       return {"unmap wanted", {}, 0, false};
     case MessageType::kPublishList:
-      return {"publish list", {}, 0, false};
+      return {"publish list", {}, 0, true};
     case MessageType::kAcquire:
-      return {"acquire", {}, 0, false};
+      return {"acquire", {}, 0, true};
     case MessageType::kReap:
-      return {"reap", {}, 0, false};
+      return {"reap", {}, 0, true};
     case MessageType::kHolders:
-      return {"holders", {}, 0, false};
+      return {"holders", {}, 0, true};
     case MessageType::kError:
       return {"error", std::nullopt, 0, true};
     case MessageType::kBye:
@@ -71,6 +71,8 @@ Shape shape_of(std::uint16_t type) noexcept {
       return {"asked in vain", std::nullopt, AskedInVain::kDescriptors, true};
     case MessageType::kTakeBack:
       return {"take back", kDeclineBytes, TakeBack::kDescriptors, true};
+    case MessageType::kAnswer:
+      return {"answer", {}, 0, true};
   }
   return {};
 }

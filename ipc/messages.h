@@ -40,7 +40,7 @@ enum class MessageType : std::uint16_t {
   kMemory = 8,        // reserved: answered by "not available yet"
   kTimeline = 9,      // consumer: the timelines of the lease that a descriptor names
   kUnmapWanted = 10,  // reserved from here on
-  kPublishList = 11,
+  kPublishList = 11,  // anyone: the four questions of questions.h
   kAcquire = 12,
   kReap = 13,
   kHolders = 14,
@@ -50,8 +50,9 @@ enum class MessageType : std::uint16_t {
   kTimelines = 18,    // producer, in answer to timeline
   kAskedInVain = 19,  // producer, in answer to forward or timeline: why not
   kTakeBack = 20,     // consumer: what was forwarded for me is not wanted any more
+  kAnswer = 21,       // to one of the questions
 };
-inline constexpr MessageType kLastMessageType = MessageType::kTakeBack;
+inline constexpr MessageType kLastMessageType = MessageType::kAnswer;
 
 // "hello", "forward"; "unknown" for what is none.
 [[nodiscard]] std::string_view message_name(std::uint16_t type) noexcept;

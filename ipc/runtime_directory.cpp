@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -64,29 +65,45 @@ const char* variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
+// What is searched, in order. `chosen`: the first was named for Limbo alone, and must be usable.
+std::vector<std::string> search(bool& chosen) {
+  std::vector<std::string> paths;
+  const char* own = variable("LIMBO_RUNTIME_DIR");
+  chosen = own != nullptr;
+  if (own != nullptr) paths.push_back(absolute(own));
+  if (const char* session = variable("XDG_RUNTIME_DIR")) {
+    paths.push_back(absolute(std::string(session) + "/limbo"));
+  }
+  paths.push_back("/tmp/limbo-" + std::to_string(::geteuid()));
+  return paths;
+}
+
 }  // namespace
 
 RuntimeDirectory RuntimeDirectory::open_own() {
+  bool chosen = false;
   std::string tried;
-  const auto attempt = [&](const std::string& path) {
+  for (const std::string& path : search(chosen)) {
     std::string cause;
     OwnedFd fd = make_and_open(path, cause);
-    if (cause.empty()) return fd;
+    if (cause.empty()) return {path, std::move(fd)};
     tried += (tried.empty() ? " " : "; ") + path + ": " + cause;
-    return OwnedFd{};
-  };
-  if (const char* chosen = variable("LIMBO_RUNTIME_DIR")) {
-    const std::string path = absolute(chosen);
-    if (OwnedFd fd = attempt(path); fd.valid()) return {path, std::move(fd)};
-    no_directory(tried);
+    if (chosen) break;
   }
-  if (const char* session = variable("XDG_RUNTIME_DIR")) {
-    const std::string path = absolute(std::string(session) + "/limbo");
-    if (OwnedFd fd = attempt(path); fd.valid()) return {path, std::move(fd)};
-  }
-  const std::string path = "/tmp/limbo-" + std::to_string(::geteuid());
-  if (OwnedFd fd = attempt(path); fd.valid()) return {path, std::move(fd)};
   no_directory(tried);
+}
+
+std::vector<RuntimeDirectory> RuntimeDirectory::all_existing() {
+  bool chosen = false;
+  std::vector<RuntimeDirectory> found;
+  for (const std::string& path : search(chosen)) {
+    const auto same = [&](const RuntimeDirectory& other) { return other.path() == path; };
+    if (std::any_of(found.begin(), found.end(), same)) continue;
+    std::string cause;
+    OwnedFd fd = open_checked(path, cause);
+    if (cause.empty()) found.push_back({path, std::move(fd)});
+  }
+  return found;
 }
 
 RuntimeDirectory RuntimeDirectory::open_existing(const std::string& path) {

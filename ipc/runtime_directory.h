@@ -9,6 +9,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ipc/owned_fd.h"
 
@@ -24,6 +25,9 @@ class RuntimeDirectory {
 
   // The directory that a descriptor names. Throws kNoChannel, with the path and the cause.
   [[nodiscard]] static RuntimeDirectory open_existing(const std::string& path);
+
+  // Every directory of the search that is there and usable, in its order.
+  [[nodiscard]] static std::vector<RuntimeDirectory> all_existing();
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }

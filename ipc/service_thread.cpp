@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -198,6 +199,24 @@ void ServiceThread::unwatch(int fd) {
 
 void ServiceThread::add_periodic(Periodic periodic) {
   impl_->periodics.push_back(std::move(periodic));
+}
+
+void run_and_wait(ServiceThread& thread, const std::function<void()>& task) {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool is_done = false;
+  thread.post([&] {
+    try {
+      task();
+    } catch (...) {
+      // As on the thread itself: nobody is told.
+    }
+    const std::lock_guard lock(mutex);
+    is_done = true;
+    done.notify_one();
+  });
+  std::unique_lock lock(mutex);
+  done.wait(lock, [&] { return is_done; });
 }
 
 }  // namespace limbo

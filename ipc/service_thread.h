@@ -64,4 +64,7 @@ class ServiceThread {
   std::unique_ptr<Impl> impl_;
 };
 
+// Runs `task` on a thread, behind what was posted before, and waits for it. Not to be called on it.
+void run_and_wait(ServiceThread& thread, const std::function<void()>& task);
+
 }  // namespace limbo

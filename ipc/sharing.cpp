@@ -14,6 +14,8 @@
 #include "ipc/life_line.h"
 #include "ipc/links.h"
 #include "ipc/own_open.h"
+#include "ipc/publications.h"
+#include "ipc/questions.h"
 #include "ipc/receive.h"
 #include "ipc/release_queue.h"
 #include "ipc/send_on.h"
@@ -70,12 +72,16 @@ struct SharingService::Engine {
 };
 
 // What a process has that lends.
-struct SharingService::Lending : LeaseKeeper {
-  Lending(Engine& its_engine, Allocator& allocator, const Incarnation& own)
+struct SharingService::Lending : LeaseKeeper, Answerer {
+  Lending(SharingService& service, Engine& its_engine, Allocator& allocator, const Incarnation& own)
       : engine(its_engine),
         producer(engine.device, allocator, own, capacities_from_options()),
         own_opens(engine.device, allocator, engine.releases, engine.worker),
-        channel(engine.reaper, engine.worker, *this, own) {
+        publications(
+            allocator, own,
+            [&service](const void* data, std::size_t size_bytes, const ShareOptions& options,
+                       ByteSpan extra) { return service.share(data, size_bytes, options, extra); }),
+        channel(engine.reaper, engine.worker, *this, own, this) {
     allocator.set_lender(&producer);  // on a miss it is asked to collect
     engine.worker.post([this] {
       engine.add_periodic(engine.worker, [this](Clock::time_point now) { return look(now); });
@@ -151,9 +157,30 @@ struct SharingService::Lending : LeaseKeeper {
     }
   }
 
+  Bytes acquire_for_other(const std::string& name) override {
+    if (engine.ended.load()) {
+      throw Error(ErrorCode::kProducerExited, "The process that publishes this is ending.");
+    }
+    return publications.acquire(name);
+  }
+  void not_delivered(ByteSpan message) override {
+    const ExportTicket ticket = decode_descriptor(message).ticket;
+    producer.withdraw(ticket.export_index, ticket.generation);
+  }
+  std::vector<std::string> published() override { return publications.list(); }
+  std::vector<Holder> lent_to() override {
+    return engine.ended.load() ? std::vector<Holder>{} : producer.holders();
+  }
+  Reaped reaped() override {
+    SharingStats stats;
+    producer.add_stats(stats);
+    return {stats.leases_swept, stats.claims_swept};
+  }
+
   Engine& engine;
   Producer producer;
   OwnOpens own_opens;
+  Publications publications;
   std::chrono::milliseconds interval = kCollectSoon;  // of the worker alone, as the next
   Clock::time_point next_collect{};
   Channel channel;
@@ -184,7 +211,7 @@ SharingService::Lending& SharingService::lending() {
   Allocator& allocator = allocator_source_();
   const std::lock_guard lock(making_);
   if (lending_.load(std::memory_order_relaxed) == nullptr) {
-    owned_lending_ = std::make_unique<Lending>(with, allocator, owned_incarnation_);
+    owned_lending_ = std::make_unique<Lending>(*this, with, allocator, owned_incarnation_);
     lending_.store(owned_lending_.get(), std::memory_order_release);
   }
   return *owned_lending_;
@@ -303,12 +330,10 @@ Reaped SharingService::reap(bool force) {
   fork_guard::begin_use();
   Lending* lend = lending_.load(std::memory_order_acquire);
   if (lend == nullptr) return {};
-  SharingStats before;
-  SharingStats after;
-  lend->producer.add_stats(before);
+  const Reaped before = lend->reaped();
   lend->channel.reap(force);
-  lend->producer.add_stats(after);
-  return {after.leases_swept - before.leases_swept, after.claims_swept - before.claims_swept};
+  const Reaped after = lend->reaped();
+  return {after.leases - before.leases, after.claims - before.claims};
 }
 
 std::vector<Holder> SharingService::holders() {
@@ -375,8 +400,14 @@ Incarnation SharingService::incarnation() {
   return owned_incarnation_;
 }
 
+Publications* SharingService::publications(bool make) {
+  Lending* lend = make ? &lending() : lending_.load(std::memory_order_acquire);
+  return lend != nullptr ? &lend->publications : nullptr;
+}
+
 void SharingService::end(std::chrono::milliseconds drain_at_most) noexcept {
   try {
+    if (Publications* names = publications(false)) names->end();
     LIMBO_FAIL_POINT("exit.before_drain");
     (void)drain(drain_at_most);
     LIMBO_FAIL_POINT("exit.after_drain");

@@ -117,6 +117,20 @@ struct Reaped {
   std::uint64_t claims = 0;  // theirs
 };
 
+// A process of this user that lends: what names it to the functions below.
+struct LendingProcess {
+  Incarnation incarnation;
+  std::string directory;  // its runtime directory
+  std::int64_t pid = 0;   // for people only
+
+  friend bool operator==(const LendingProcess&, const LendingProcess&) = default;
+};
+
+struct PublishedName {
+  std::string name;
+  LendingProcess owner;
+};
+
 struct SharingStats {
   // as a producer
   std::uint64_t exports_open = 0;  // not FREE
@@ -197,6 +211,37 @@ class Sharing {
   virtual bool drain(std::chrono::milliseconds at_most) = 0;
 
   [[nodiscard]] virtual Incarnation incarnation() = 0;
+
+  // ---- names -------------------------------------------------------------------------------
+  // A NAME has 1 to 200 bytes, no '/', no '.' at its beginning; anything else is kBadArgument. The
+  // names of one user are one space; runtime directories are searched in one order, all of them.
+
+  // Lets every process of this user acquire [data, data + size_bytes) under `name`, until it is
+  // unpublished or this process ends. `options` and `extra` (a good 3 KiB at most) are those of each
+  // send that an acquire makes: their stream must live as long, and consumers must be 1. Unpublish
+  // before the memory is freed: freed earlier it stays in use, and cannot be acquired any more.
+  // Errors: kBadArgument, kNotLendable, kNameTaken (with who has it), kBusy (the names are locked
+  // for 2 s), kNoChannel. After an error nothing is published.
+  virtual void publish(const std::string& name, const void* data, std::size_t size_bytes,
+                       const ShareOptions& options, ByteSpan extra) = 0;
+  // Messages that were acquired stay. False where this process publishes no such name. Errors:
+  // kBadArgument, kBusy, kNoChannel; then it is published still.
+  virtual bool unpublish(const std::string& name) = 0;
+  // A message made for this process by whoever publishes `name`; open it by receive, soon: it is
+  // promised. Waits for its owner, at most 1 s. Errors: kBadArgument, kNoSuchName, kGone (the memory
+  // was freed), kProducerExited, kNoChannel, and what a share meets there.
+  [[nodiscard]] virtual Bytes acquire(const std::string& name) = 0;
+  // What living processes publish, by directory and name.
+  [[nodiscard]] virtual std::vector<PublishedName> names() = 0;
+
+  // ---- other processes ---------------------------------------------------------------------
+  // Each waits at most 1 s for an answer. Errors: kProducerExited, kNoChannel.
+
+  // Those that live and lend, this one too.
+  [[nodiscard]] virtual std::vector<LendingProcess> processes() = 0;
+  [[nodiscard]] virtual std::vector<Holder> holders_of(const LendingProcess& process) = 0;
+  [[nodiscard]] virtual std::vector<std::string> published_by(const LendingProcess& process) = 0;
+  virtual Reaped reap_in(const LendingProcess& process, bool force) = 0;
 };
 
 // Loading the library starts no thread, no listener and no device; the first use of these does.

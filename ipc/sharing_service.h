@@ -15,6 +15,8 @@ namespace limbo {
 
 struct Descriptor;
 
+class Publications;
+
 class SharingService : public Sharing {
  public:
   using DeviceSource = Device& (*)();
@@ -35,6 +37,15 @@ class SharingService : public Sharing {
   bool keep_for_graph(StreamRef capturing) override;
   bool drain(std::chrono::milliseconds at_most) override;
   [[nodiscard]] Incarnation incarnation() override;
+  void publish(const std::string& name, const void* data, std::size_t size_bytes,
+               const ShareOptions& options, ByteSpan extra) override;
+  bool unpublish(const std::string& name) override;
+  [[nodiscard]] Bytes acquire(const std::string& name) override;
+  [[nodiscard]] std::vector<PublishedName> names() override;
+  [[nodiscard]] std::vector<LendingProcess> processes() override;
+  [[nodiscard]] std::vector<Holder> holders_of(const LendingProcess& process) override;
+  [[nodiscard]] std::vector<std::string> published_by(const LendingProcess& process) override;
+  Reaped reap_in(const LendingProcess& process, bool force) override;
 
   // Called once, after the threads have started. Before the first use only.
   void when_started(void (*callback)()) noexcept { on_start_ = callback; }
@@ -52,6 +63,8 @@ class SharingService : public Sharing {
 
   [[nodiscard]] Engine& engine();
   [[nodiscard]] Lending& lending();
+  // Null: this process has not lent anything, and `make` does not ask for it.
+  [[nodiscard]] Publications* publications(bool make);
   static void check_extra(std::size_t size_bytes);
   void share_own(const void* data, std::size_t size_bytes, const ShareOptions& options,
                  Descriptor& descriptor);

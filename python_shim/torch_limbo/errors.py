@@ -41,6 +41,9 @@ class LimboError(RuntimeError):
     not_available_yet    a designed feature that this version does not have yet
     already_in_use       ``enable()`` came after CUDA memory had been used
     wrong_torch          the library was built for another minor version of torch
+    name_taken           a living process publishes something under this name
+    no_such_name         nobody publishes anything under this name
+    busy                 another process keeps the names locked
     no_library           ``libtorch_limbo.so`` was not found, or could not be loaded
     internal             a broken invariant of Limbo itself
     ==================== ================================================================

@@ -110,6 +110,15 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     await("limbo", 0);
   }
 
+  void play_names() {
+    attempt([&] { sender_.publish("weights", "a"); });
+    std::string message;
+    attempt([&] { message = reader_.acquire("weights"); });
+    open(reader_, "named", message);
+    attempt([&] { (void)sender_.unpublish("weights"); });
+    attempt([&] { reader_.drop("named"); });
+  }
+
   // Passes every fail point of both sides.
   void play() {
     // to and fro, on two streams, with a read in the sender itself
@@ -121,6 +130,7 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     open(sender_, "self", send("a"));
     attempt([&] { sender_.release("self"); });
     open(reader_, "y", send("a"));
+    play_names();
     attempt([&] { sender_.free("a"); });
     attempt([&] { reader_.drop("y"); });
     await("limbo", 0);
@@ -261,7 +271,7 @@ TEST_P(KillMatrixTest, NothingIsLost) {
     expect_works(sender_, next);
   }
   if (!dead(reader_)) {
-    for (const char* name : {"x", "y", "z", "w", "held", "back", "last"})
+    for (const char* name : {"x", "y", "z", "w", "named", "held", "back", "last"})
       attempt([&] { reader_.drop(name); });
     EXPECT_TRUE(reader_.becomes("releases_pending", 0));
     EXPECT_TRUE(reader_.becomes("pieces_mapped", 0));

@@ -127,6 +127,15 @@ void Peer::drop_aside(const std::string& name) {
 void Peer::join() {
   call("join");
 }
+void Peer::publish(const std::string& name, const std::string& block) {
+  call("publish " + name + " " + block);
+}
+bool Peer::unpublish(const std::string& name) {
+  return call("unpublish " + name) == "1";
+}
+std::string Peer::acquire(const std::string& name) {
+  return call("acquire " + name);
+}
 void Peer::withdraw(const std::string& descriptor) {
   call("withdraw " + descriptor);
 }

@@ -67,6 +67,10 @@ class Peer {
   void drop_aside(const std::string& name);  // the same by another thread, without waiting for it
   void join();                               // waits for it
   void withdraw(const std::string& descriptor);
+  // Under a name of one word.
+  void publish(const std::string& name, const std::string& block);
+  [[nodiscard]] bool unpublish(const std::string& name);
+  [[nodiscard]] std::string acquire(const std::string& name);  // a descriptor
   void collect();
   // "LEASES CLAIMS" that were taken back.
   std::string reap(bool force);

@@ -20,15 +20,6 @@ std::uint64_t calls_of(const std::string& name) {
   throw std::invalid_argument("no call " + name);
 }
 
-std::uint64_t all_calls() {
-  SimDevice& device = as_sim(process_allocator().device());
-  std::uint64_t calls = 0;
-  for (std::size_t kind = 0; kind < kCallKinds; ++kind) {
-    calls += device.calls(static_cast<CallKind>(kind));
-  }
-  return calls;
-}
-
 std::uint64_t mapped_by_others() {
   std::uint64_t pieces = 0;
   for (const Holder& holder : process_sharing().holders()) pieces += holder.mapped_pieces;
@@ -75,8 +66,6 @@ std::optional<std::string> PeerGraphs::run(const std::string& command, std::istr
     process_allocator().device().synchronize_stream(stream);
   } else if (command == "keep_for_graph") {
     return process_sharing().keep_for_graph(stream) ? "1" : "0";
-  } else if (command == "driver_calls") {
-    return std::to_string(all_calls());
   } else if (command == "calls") {
     return std::to_string(calls_of(word));
   } else if (command == "mapped_by_others") {

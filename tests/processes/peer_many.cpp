@@ -1,44 +1,11 @@
 #include "tests/processes/peer_many.h"
 
-#include <atomic>
-#include <cstdint>
 #include <utility>
-
-#include "tests/support/child_process.h"
 
 namespace limbo::testing {
 
-namespace {
-
-// The threads receive, check and release the messages in turn. How many were right.
-std::string receive_by_threads(std::istringstream& words) {
-  std::size_t count = 0;
-  std::uint32_t value = 0;
-  words >> count >> value;
-  std::vector<std::vector<std::byte>> messages;
-  for (std::string hex; words >> hex;) messages.push_back(from_hex(hex));
-  Device& device = process_allocator().device();  // made by one
-  std::atomic<std::size_t> right{0};
-  std::vector<std::thread> threads;
-  for (std::size_t thread = 0; thread < count; ++thread) {
-    threads.emplace_back([&, thread] {
-      for (std::size_t index = thread; index < messages.size(); index += count) {
-        const auto got = process_sharing().receive(messages[index], ReceiveOptions{});
-        std::uint32_t first = 0;
-        device.copy_to_host({got.block->device(), nullptr}, &first, got.block->data(), 4);
-        if (first == value) ++right;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return std::to_string(right);
-}
-
-}  // namespace
-
 std::optional<std::string> run_many(const std::string& command, std::istringstream& words,
                                     const std::function<std::string(const std::string&)>& run) {
-  if (command == "receive_by_threads") return receive_by_threads(words);
   if (command != "repeat" && command != "receive_many") return std::nullopt;
   std::string answers;
   const auto add = [&](const std::string& line) {

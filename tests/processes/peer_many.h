@@ -15,8 +15,7 @@
 namespace limbo::testing {
 
 // "repeat COUNT COMMAND...": with every % replaced by the number; "receive_many PREFIX MESSAGE...
-// [on DEVICE]": as PREFIX0, PREFIX1, ...; "receive_by_threads THREADS VALUE MESSAGE...": says how many
-// had that value. The answers, joined; nothing when the command is another's.
+// [on DEVICE]": as PREFIX0, PREFIX1, ... The answers, joined; nothing when the command is another's.
 [[nodiscard]] std::optional<std::string> run_many(
     const std::string& command, std::istringstream& words,
     const std::function<std::string(const std::string&)>& run);

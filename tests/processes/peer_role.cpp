@@ -182,6 +182,29 @@ class PeerRole {
     blocks_[name] = std::move(made);
     return {};
   }
+  // THREADS VALUE MESSAGE...: the threads receive, check and release the messages in turn. Says how
+  // many were right.
+  std::string receive_by_threads(Words& words) {
+    const auto count = next<std::size_t>(words);
+    const auto value = next<std::uint32_t>(words);
+    std::vector<std::vector<std::byte>> messages;
+    for (std::string hex; words >> hex;) messages.push_back(from_hex(hex));
+    (void)device();  // made by one
+    std::atomic<std::size_t> right{0};
+    std::vector<std::thread> threads;
+    for (std::size_t thread = 0; thread < count; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (std::size_t index = thread; index < messages.size(); index += count) {
+          const auto got = process_sharing().receive(messages[index], ReceiveOptions{});
+          std::uint32_t first = 0;
+          device().copy_to_host({got.block->device(), nullptr}, &first, got.block->data(), 4);
+          if (first == value) ++right;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return std::to_string(right);
+  }
   std::string stats(Words&) {
     const DeviceStats memory = process_allocator().stats(kDevice);
     const SharingStats sharing = process_sharing().stats();
@@ -235,6 +258,14 @@ class PeerRole {
     }
     return out.str();
   }
+  std::string driver_calls(Words&) {
+    SimDevice& sim = as_sim(device());
+    std::uint64_t calls = 0;
+    for (std::size_t kind = 0; kind < kCallKinds; ++kind) {
+      calls += sim.calls(static_cast<CallKind>(kind));
+    }
+    return std::to_string(calls);
+  }
   // All blocks: they are released and freed when the process's static objects are destroyed.
   std::string keep_until_the_end(Words&) {
     struct Kept {
@@ -273,9 +304,11 @@ class PeerRole {
       {"record_stream", [this](Words& w) { return record_stream(w); }},
       {"share", [this](Words& w) { return share(w); }},
       {"receive", [this](Words& w) { return receive(w); }},
+      {"receive_by_threads", [this](Words& w) { return receive_by_threads(w); }},
       {"stats", [this](Words& w) { return stats(w); }},
       {"balance", [this](Words& w) { return balance(w); }},
       {"holders", [this](Words& w) { return holders(w); }},
+      {"driver_calls", [this](Words& w) { return driver_calls(w); }},
       {"fork_idle_child", [](Words&) { return std::to_string(fork_idle_child()); }},
       {"use_in_fork_child",
        [this](Words& w) { return use_in_fork_child(next<int>(w), [this] { blocks_.clear(); }); }},
@@ -301,6 +334,18 @@ class PeerRole {
          blocks_.erase(next(w));
          return std::string();
        }},
+      {"publish",
+       [this](Words& w) {
+         const auto name = next(w);
+         Named& target = block(w);
+         const std::string extra = "extra";
+         process_sharing().publish(name, target.data, target.size_bytes, {},
+                                   std::as_bytes(std::span(extra)));
+         return std::string();
+       }},
+      {"unpublish",
+       [](Words& w) { return std::string(process_sharing().unpublish(next(w)) ? "1" : "0"); }},
+      {"acquire", [](Words& w) { return to_hex(process_sharing().acquire(next(w))); }},
       {"withdraw",
        [](Words& w) {
          process_sharing().withdraw(from_hex(next(w)));

@@ -95,6 +95,8 @@ End random_end(Random& random) {
 }  // namespace
 
 bool belongs_to(Role role, std::string_view name) {
+  // Nobody publishes here; the process suite's kill matrix does.
+  if (name.starts_with("names.") || name.starts_with("acquire.")) return false;
   const bool consumers =
       std::any_of(std::begin(kConsumersPoints), std::end(kConsumersPoints),
                   [&](std::string_view prefix) { return name.starts_with(prefix); });

@@ -1,0 +1,234 @@
+#include "ipc/names.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include "allocator/error.h"
+#include "ipc/channel.h"
+#include "ipc/channel_socket.h"
+#include "ipc/fail_points.h"
+#include "ipc/incarnation.h"
+#include "ipc/protocol/mistakes.h"
+
+namespace limbo {
+namespace {
+
+constexpr std::chrono::milliseconds kLockWithin{2000};
+constexpr const char* kFolder = "names";
+constexpr const char* kLockFile = ".lock";
+constexpr std::string_view kUp = "../";
+
+[[noreturn]] void fail(const RuntimeDirectory& directory, const std::string& what) {
+  const int cause = errno;
+  throw Error(ErrorCode::kNoChannel,
+              "The names in " + directory.path() + "/" + kFolder + " cannot be used: " + what +
+                  ": " + std::strerror(cause) + ".",
+              "Set LIMBO_RUNTIME_DIR to a directory that only this user can enter.");
+}
+
+// Its owner's alone, and no link to elsewhere.
+OwnedFd open_folder(const RuntimeDirectory& directory) {
+  return OwnedFd(
+      ::openat(directory.fd(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+// What the link NAME says; empty: there is none. No link at all: "?".
+std::string read_link(int folder, const std::string& name) {
+  std::array<char, 512> text{};
+  const ssize_t length = ::readlinkat(folder, name.c_str(), text.data(), text.size());
+  if (length >= 0) return {text.data(), static_cast<std::size_t>(length)};
+  return errno == ENOENT ? "" : "?";
+}
+
+// The socket that a link leads to, in the runtime directory; nothing where it is none of Limbo's.
+std::optional<std::string> socket_of(const std::string& link) {
+  if (!link.starts_with(kUp)) return std::nullopt;
+  std::string socket = link.substr(kUp.size());
+  if (!producer_of_socket(socket)) return std::nullopt;
+  return socket;
+}
+
+// Nothing: the link is dead.
+std::optional<LendingProcess> living(const RuntimeDirectory& directory, int folder,
+                                     const std::string& name) {
+  const auto socket = socket_of(read_link(folder, name));
+  if (!socket) return std::nullopt;
+  const auto pid = listener_pid(directory, *socket);
+  if (!pid) return std::nullopt;
+  return LendingProcess{*producer_of_socket(*socket), directory.path(), *pid};
+}
+
+std::string who(bool self, pid_t pid) {
+  if (self) return "this process itself";
+  return pid != 0 ? "process " + std::to_string(pid) : "somebody who cannot be told";
+}
+
+std::vector<std::string> names_in(const OwnedFd& folder) {
+  std::vector<std::string> names;
+  const int copy = ::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* listing = copy >= 0 ? ::fdopendir(copy) : nullptr;
+  if (listing == nullptr) {
+    if (copy >= 0) ::close(copy);
+    return names;
+  }
+  while (const dirent* entry = ::readdir(listing)) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  ::closedir(listing);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+void check_name(std::string_view name) {
+  std::string wrong;
+  if (name.empty()) wrong = "is empty";
+  if (name.size() > kMaxNameBytes) wrong = "has " + std::to_string(name.size()) + " bytes";
+  if (name.starts_with('.')) wrong = "begins with a dot";
+  if (name.find('/') != std::string_view::npos) wrong = "has a slash in it";
+  if (name.find('\0') != std::string_view::npos) wrong = "has a zero byte in it";
+  if (wrong.empty()) return;
+  throw Error(ErrorCode::kBadArgument,
+              "The name \"" + std::string(name.substr(0, kMaxNameBytes)) + "\" " + wrong + ".",
+              "A name has 1 to " + std::to_string(kMaxNameBytes) +
+                  " bytes, no '/', and no '.' at its beginning.");
+}
+
+// Both locks, for as long as it lives.
+class OwnNames::Locked {
+ public:
+  explicit Locked(OwnNames& names) : names_(names) {
+    if (protocol::makes(protocol::Mistake::kNamesUnlocked)) return;
+    const auto until = std::chrono::steady_clock::now() + kLockWithin;
+    while (!try_lock()) {
+      if (std::chrono::steady_clock::now() >= until) {
+        throw Error(ErrorCode::kBusy,
+                    "The names in " + names.directory_.path() +
+                        " are locked by another process or thread for " +
+                        std::to_string(kLockWithin.count()) + " ms.",
+                    "Try again; a stopped process may hold the lock.");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  ~Locked() {
+    if (!locked_) return;
+    (void)set(F_UNLCK);
+    names_.mutex_.unlock();
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  [[nodiscard]] bool set(short kind) const {
+    struct flock whole {};
+    whole.l_type = kind;
+    whole.l_whence = SEEK_SET;
+    return ::fcntl(names_.lock_.get(), F_SETLK, &whole) == 0;
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!names_.mutex_.try_lock()) return false;
+    locked_ = set(F_WRLCK);
+    const int cause = errno;
+    if (!locked_) {
+      names_.mutex_.unlock();
+      errno = cause;
+      if (cause != EAGAIN && cause != EACCES && cause != EINTR) fail(names_.directory_, "lock");
+    }
+    return locked_;
+  }
+
+  OwnNames& names_;
+  bool locked_ = false;
+};
+
+OwnNames::OwnNames(const RuntimeDirectory& directory, const Incarnation& own)
+    : directory_(directory), own_(own) {
+  if (::mkdirat(directory.fd(), kFolder, 0700) != 0 && errno != EEXIST) fail(directory, "mkdir");
+  names_ = open_folder(directory);
+  if (!names_.valid()) fail(directory, "open");
+  lock_ =
+      OwnedFd(::openat(names_.get(), kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!lock_.valid()) fail(directory, "open of its lock");
+}
+
+std::string OwnNames::target() const {
+  return std::string(kUp) + channel_socket_name(own_);
+}
+
+void OwnNames::add(const std::string& name) {
+  check_name(name);
+  const Locked locked(*this);
+  LIMBO_FAIL_POINT("names.after_lock");
+  const std::string link = read_link(names_.get(), name);
+  if (!link.empty()) {
+    const auto socket = socket_of(link);
+    const auto owner = socket ? listener_pid(directory_, *socket) : std::optional<pid_t>(0);
+    if (owner) {
+      throw Error(ErrorCode::kNameTaken,
+                  "The name \"" + name + "\" is taken by " + who(link == target(), *owner) + " (" +
+                      directory_.path() + "/" + kFolder + ").",
+                  "Choose another name, or let its owner unpublish it.");
+    }
+  }
+  LIMBO_FAIL_POINT("names.after_look");
+  const std::string own_name = "." + to_string(own_) + ".new";
+  if (::symlinkat(target().c_str(), names_.get(), own_name.c_str()) != 0 && errno != EEXIST) {
+    fail(directory_, "symlink");
+  }
+  LIMBO_FAIL_POINT("names.before_rename");
+  if (::renameat(names_.get(), own_name.c_str(), names_.get(), name.c_str()) != 0) {
+    const int cause = errno;
+    ::unlinkat(names_.get(), own_name.c_str(), 0);
+    errno = cause;
+    fail(directory_, "rename");
+  }
+}
+
+void OwnNames::remove(const std::string& name) {
+  check_name(name);
+  const Locked locked(*this);
+  if (read_link(names_.get(), name) != target()) return;
+  LIMBO_FAIL_POINT("names.before_unlink");
+  if (::unlinkat(names_.get(), name.c_str(), 0) != 0) fail(directory_, "unlink");
+}
+
+std::optional<LendingProcess> look_up_name(const std::string& name) {
+  check_name(name);
+  for (const RuntimeDirectory& directory : RuntimeDirectory::all_existing()) {
+    const OwnedFd folder = open_folder(directory);
+    if (!folder.valid()) continue;
+    if (auto found = living(directory, folder.get(), name)) return found;
+  }
+  return std::nullopt;
+}
+
+std::vector<PublishedName> list_names() {
+  std::vector<PublishedName> found;
+  std::set<std::string> seen;
+  for (const RuntimeDirectory& directory : RuntimeDirectory::all_existing()) {
+    const OwnedFd folder = open_folder(directory);
+    if (!folder.valid()) continue;
+    for (const std::string& name : names_in(folder)) {
+      if (seen.contains(name)) continue;
+      auto owner = living(directory, folder.get(), name);
+      if (!owner) continue;
+      seen.insert(name);
+      found.push_back({name, *std::move(owner)});
+    }
+  }
+  return found;
+}
+
+}  // namespace limbo
