@@ -1,14 +1,15 @@
 // The producer's end of the channel, fed with any packets and descriptors.
 //
 // The input is a list of actions on connections to a real channel, which keeps a real producer's
-// leases: raw packets, messages with a right frame, hello in many forms, bytes in the life line,
-// closing this or that. Every answer must be a message that a consumer can decode; when the
+// leases: raw packets, messages with a right frame, hello in many forms, questions, bytes in the life
+// line, closing this or that. Every answer must be a message that a consumer can decode; when the
 // connection is closed the channel closes its end; the leases end with their life lines.
 #include <poll.h>
 #include <sys/un.h>
 
-#include <atomic>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "allocator/error.h"
@@ -17,6 +18,7 @@
 #include "ipc/life_line.h"
 #include "ipc/messages.h"
 #include "ipc/packet.h"
+#include "ipc/questions.h"
 #include "tests/fuzz/channel_support.h"
 #include "tests/fuzz/target.h"
 #include "tests/support/eventually.h"
@@ -30,19 +32,24 @@ constexpr int kAnswerWithin_ms = 30'000;  // of a busy machine
 
 // A lease whose life line is closed lives for 2 s more, since its process has not ended: so many at
 // a time.
-constexpr std::uint64_t kMostLeases = 800;
+constexpr std::size_t kMostLeases = 800;
 
 // One that says that its line proves nothing would keep its lease until its process ends, which is
 // this one: that flag is taken out of whatever may be a hello.
 constexpr std::size_t kHelloBytes = 32;
 constexpr std::size_t kHelloFlagsAt = 28;
 
-class ProducersKeeper : public LeaseKeeper {
+// What is published; long, so that the list needs parts.
+const std::string kName(200, 'n');
+
+// Keeps a producer's leases, and answers questions about it; one name is published.
+class ProducersKeeper : public LeaseKeeper, public Answerer {
  public:
   explicit ProducersKeeper(Producer& producer) : producer_(producer) {}
   LeaseGrant add_lease(const LeasePeer& peer) override {
     const LeaseGrant grant = producer_.add_lease(peer);
-    ++leases_;
+    const std::lock_guard lock(mutex_);
+    leases_.insert(grant.lease_number);
     return grant;
   }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
@@ -50,7 +57,7 @@ class ProducersKeeper : public LeaseKeeper {
   }
   void lease_quiet(std::uint32_t lease) override {
     producer_.lease_quiet(lease);
-    --leases_;
+    over(lease);
   }
   void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     producer_.decline(lease, index, generation);
@@ -58,9 +65,28 @@ class ProducersKeeper : public LeaseKeeper {
   void row_half_full(std::uint32_t lease) override { producer_.row_half_full(lease); }
   void context_lost(std::uint32_t lease) override { producer_.lease_lost_context(lease); }
   bool lease_left(std::uint32_t lease) override {
-    const bool over = producer_.lease_left(lease);
-    if (over) --leases_;
-    return over;
+    const bool left = producer_.lease_left(lease);
+    if (left) over(lease);
+    return left;
+  }
+  [[nodiscard]] std::size_t leases() {
+    const std::lock_guard lock(mutex_);
+    return leases_.size();
+  }
+
+  Bytes acquire_for_other(const std::string& name) override {
+    if (name != kName) throw Error(ErrorCode::kNoSuchName, "Nobody publishes \"" + name + "\".");
+    return Bytes(100);
+  }
+  void not_delivered(ByteSpan descriptor) override {
+    require(descriptor.size() == 100, "what was not delivered is what was acquired");
+  }
+  std::vector<std::string> published() override { return std::vector<std::string>(90, kName); }
+  std::vector<Holder> lent_to() override { return producer_.holders(); }
+  Reaped reaped() override {
+    SharingStats stats;
+    producer_.add_stats(stats);
+    return {stats.leases_swept, stats.claims_swept};
   }
   protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
                                 int life_line, std::uint32_t flags) override {
@@ -73,11 +99,17 @@ class ProducersKeeper : public LeaseKeeper {
   void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     producer_.take_back(lease, index, generation);
   }
-  [[nodiscard]] std::uint64_t leases() const { return leases_.load(); }
 
  private:
+  // Told twice of some: who says bye twice, or dies meanwhile.
+  void over(std::uint32_t lease) {
+    const std::lock_guard lock(mutex_);
+    leases_.erase(lease);
+  }
+
   Producer& producer_;
-  std::atomic<std::uint64_t> leases_{0};
+  std::mutex mutex_;  // guards leases_
+  std::set<std::uint32_t> leases_;
 };
 
 // One for all inputs.
@@ -98,7 +130,7 @@ struct World {
   ServiceThread reaper{"fuzz-reaper"};
   ServiceThread worker{"fuzz-worker"};
   const Incarnation incarnation = random_incarnation();
-  Channel channel{reaper, worker, keeper, incarnation};
+  Channel channel{reaper, worker, keeper, incarnation, &keeper};
   void* data = nullptr;
   ExportTicket ticket;
 };
@@ -169,16 +201,19 @@ class Connection {
     require(!packet.cut && wrong.empty(), "an answer is a message: " + wrong);
     Refused refused;
     Welcome welcome;
+    Answer answer;
     switch (static_cast<MessageType>(header.type)) {
       case MessageType::kWelcome:
         return require(decode(packet.bytes, welcome) && welcome.incarnation == world().incarnation,
                        "a welcome can be decoded");
+      case MessageType::kAnswer:
+        return require(decode(packet.bytes, answer), "an answer can be decoded");
       case MessageType::kRefused:
       case MessageType::kError:
         return require(decode(packet.bytes, refused) && !refused.text.empty(),
                        "an error has a code and a text");
       default:
-        require(false, "an answer is a welcome or an error");
+        require(false, "what comes back is a welcome, an answer or an error");
     }
   }
 
@@ -190,7 +225,11 @@ class Peer {
  public:
   void act(Input& input);
   ~Peer() = default;
-  void finish() { connection_->finish(); }
+  // Politely: then a lease that it has is over at once.
+  void finish(bool says_bye = true) {
+    if (says_bye) connection_->send(encode_bye(), {});
+    connection_->finish();
+  }
 
  private:
   std::vector<OwnedFd> some_descriptors(Input& input) {
@@ -203,6 +242,7 @@ class Peer {
   }
   void say_hello(Input& input);
   void say_typed(Input& input);
+  void ask(Input& input);
 
   std::unique_ptr<Connection> connection_ = std::make_unique<Connection>();
   std::vector<OwnedFd> kept_;  // closed at the end, or before
@@ -226,7 +266,7 @@ void Peer::say_hello(Input& input) {
 
 void Peer::say_typed(Input& input) {
   FieldWriter out;
-  out.number(static_cast<std::uint16_t>(input.below(20)));
+  out.number(static_cast<std::uint16_t>(input.below(24)));
   out.number(input.below(8) == 0 ? input.number<std::uint16_t>() : kMessageVersion);
   const ByteSpan fields = input.bytes(input.number());
   out.number(static_cast<std::uint32_t>(fields.size() + kMessageHeaderBytes));
@@ -234,8 +274,20 @@ void Peer::say_typed(Input& input) {
   connection_->send(out.take(), some_descriptors(input));
 }
 
+void Peer::ask(Input& input) {
+  constexpr MessageType kTypes[] = {MessageType::kPublishList, MessageType::kAcquire,
+                                    MessageType::kReap, MessageType::kHolders};
+  Question question;
+  question.type = kTypes[input.below(std::size(kTypes))];
+  const std::uint8_t value = input.number();
+  question.from = value % 128;
+  question.force = value % 2 == 1;
+  question.name = value < 128 ? kName : std::string(value, 'x');
+  connection_->send(encode(question), {});
+}
+
 void Peer::act(Input& input) {
-  switch (input.below(8)) {
+  switch (input.below(9)) {
     case 0: {
       const ByteSpan packet = input.bytes(input.number<std::uint16_t>() % 5000);
       return connection_->send(packet, some_descriptors(input));
@@ -259,8 +311,10 @@ void Peer::act(Input& input) {
     case 6:
       kept_.clear();
       return;
+    case 7:
+      return ask(input);
     default:
-      connection_->finish();
+      finish(input.below(8) != 0);
       connection_ = std::make_unique<Connection>();
   }
 }

@@ -9,6 +9,7 @@
 #include "ipc/checksum.h"
 #include "ipc/descriptor.h"
 #include "ipc/messages.h"
+#include "ipc/questions.h"
 #include "tests/fuzz/target.h"
 
 namespace limbo::fuzz::decoders {
@@ -44,6 +45,16 @@ void decode_as(ByteSpan bytes, More... more) {
           "an accepted message is what its fields encode to");
 }
 
+// The end of a list is the asked one's to say, and so is not encoded again.
+void answer(ByteSpan bytes) {
+  Answer decoded;
+  if (!decode(bytes, decoded) || decoded.next != 0) return;
+  const bool whole = std::ranges::all_of(
+      decoded.holders, [](const Holder& holder) { return holder.why.size() <= 512; });
+  require(!whole || std::ranges::equal(encode(decoded), bytes),
+          "an accepted answer is what its fields encode to");
+}
+
 void message(ByteSpan bytes, std::size_t descriptors) {
   MessageHeader header;
   if (!check_frame(bytes, descriptors, header).empty()) return;
@@ -59,6 +70,13 @@ void message(ByteSpan bytes, std::size_t descriptors) {
       return decode_as<Refused>(bytes, type);
     case MessageType::kDecline:
       return decode_as<Decline>(bytes);
+    case MessageType::kPublishList:
+    case MessageType::kAcquire:
+    case MessageType::kReap:
+    case MessageType::kHolders:
+      return decode_as<Question>(bytes);
+    case MessageType::kAnswer:
+      return answer(bytes);
     default:
       return;
   }

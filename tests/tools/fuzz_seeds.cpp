@@ -14,6 +14,7 @@
 #include "ipc/channel.h"
 #include "ipc/descriptor.h"
 #include "ipc/messages.h"
+#include "ipc/questions.h"
 
 namespace limbo {
 namespace {
@@ -59,6 +60,17 @@ void decoders(const Folder& to) {
   to.put("descriptor", join({0}, whole));
   to.put("descriptor-fields", join({1}, ByteSpan(whole).subspan(12, whole.size() - 16)));
   const Incarnation incarnation{1, 2};
+  Answer names;
+  names.names = {"alpha", "weights"};
+  Answer acquired;
+  acquired.to = MessageType::kAcquire;
+  acquired.descriptor = whole;
+  Answer reaped;
+  reaped.to = MessageType::kReap;
+  reaped.reaped = {1, 2};
+  Answer holders;
+  holders.to = MessageType::kHolders;
+  holders.holders.resize(2);
   const std::pair<const char*, std::pair<MessageBytes, int>> messages[] = {
       {"hello", {encode(Hello{kLedgerVersion, incarnation, 0}), 1}},
       {"welcome", {encode(Welcome{3, incarnation, 0, Capacities{}}), 4}},
@@ -66,6 +78,15 @@ void decoders(const Folder& to) {
       {"error", {encode(Refused{ErrorCode::kBadArgument, "why"}, MessageType::kError), 0}},
       {"decline", {encode(Decline{7, 8}), 0}},
       {"row-half-full", {encode_row_half_full(), 0}},
+      {"bye", {encode_bye(), 0}},
+      {"publish-list", {encode(Question{MessageType::kPublishList, "", false, 3}), 0}},
+      {"acquire", {encode(Question{MessageType::kAcquire, "weights", false, 0}), 0}},
+      {"reap", {encode(Question{MessageType::kReap, "", true, 0}), 0}},
+      {"holders", {encode(Question{MessageType::kHolders, "", false, 0}), 0}},
+      {"answer-names", {encode(names), 0}},
+      {"answer-acquire", {encode(acquired), 0}},
+      {"answer-reap", {encode(reaped), 0}},
+      {"answer-holders", {encode(holders), 0}},
   };
   for (const auto& [name, message] : messages) {
     const auto& [bytes, descriptors] = message;
@@ -91,7 +112,7 @@ void receive(const Folder& to) {
 }
 
 // Actions: raw packet (0), typed message (1), hello (2), decline (3), row half full (4), bytes in
-// the life line (5), closing it (6), a new connection (7).
+// the life line (5), closing it (6), a question (7), a new connection (8).
 void channel(const Folder& to) {
   to.put("hello", join({2, 1, 0}));
   to.put("hello-twice", join({2, 1, 0, 2, 1, 0}));
@@ -103,7 +124,10 @@ void channel(const Folder& to) {
   to.put("every-type", join({1, 2, 1, 0, 0, 1, 3, 1, 0, 0, 1, 6,  1, 0, 0, 1, 7,  1, 0, 0,
                              1, 8, 1, 0, 0, 1, 9, 1, 0, 0, 1, 13, 1, 0, 0, 1, 15, 1, 0, 0}));
   to.put("raw", join({0, 3, 0, 1, 2, 3, 0, 0, 0, 0, 0}));
-  to.put("life-line", join({2, 1, 0, 5, 3, 6, 4, 7, 2, 1, 0}));
+  to.put("life-line", join({2, 1, 0, 5, 3, 6, 4, 8, 1, 2, 1, 0}));
+  to.put("left-without-bye", join({2, 1, 0, 8, 0, 2, 1, 0}));
+  to.put("questions", join({7, 0, 0, 7, 0, 20, 7, 1, 0, 7, 1, 200, 7, 2, 0, 7, 2, 1, 7, 3, 0}));
+  to.put("asked-after-hello", join({2, 1, 0, 7, 1, 0, 7, 3, 0, 6, 7, 2, 1}));
 }
 
 // Raw (0) or a welcome (1): lease, changes, capacities' changes, tables' changes.
