@@ -8,7 +8,7 @@ namespace limbo {
 namespace {
 
 // A late write of its GPU may set a timeline back.
-constexpr std::chrono::milliseconds kCompleteAgain{20};
+constexpr std::chrono::milliseconds kCompleteForeignAgain{20};
 
 }  // namespace
 
@@ -59,7 +59,7 @@ std::optional<ForeignTimelinesTable::Clock::time_point> ForeignTimelinesTable::r
     foreign.timelines->complete();
     LIMBO_FAIL_POINT("forwarder.after_complete");
     if (!quiet_at || *quiet_at > now) {
-      wake_at(now + kCompleteAgain);
+      wake_at(now + kCompleteForeignAgain);
       continue;
     }
     finished_.push_back(std::move(foreign.timelines));

@@ -16,7 +16,7 @@ namespace {
 
 // How often the waits of a producer that is gone and not quiet are completed: a late write of its
 // GPU may set a timeline back.
-constexpr std::chrono::milliseconds kCompleteAgain{20};
+constexpr std::chrono::milliseconds kCompleteOrphansAgain{20};
 
 SharedMemory map(const char* name, OwnedFd& fd, std::size_t size_bytes, ReceiverMay receiver) {
   return SharedMemory::map_received(name, fd.release(), size_bytes, receiver);
@@ -221,7 +221,7 @@ std::optional<DeathSigns::Clock::time_point> ProducerLink::run_for_producer(
     completed_ = true;
     return std::nullopt;
   }
-  return now + kCompleteAgain;
+  return now + kCompleteOrphansAgain;
 }
 
 void ProducerLink::complete_producers_waits() noexcept {

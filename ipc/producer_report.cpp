@@ -20,15 +20,15 @@ std::string readable_bytes(std::uint64_t bytes) {
   return text;
 }
 
-struct Held {
+struct LeaseHolding {
   std::uint64_t claims = 0;
   std::uint64_t bytes = 0;  // each block once
   ProducerClock::time_point oldest = ProducerClock::time_point::max();
 };
 
 // What a lease holds; `device` -1: on every device.
-Held held_by(const Lease& lease, Exports& exports, int device) {
-  Held held;
+LeaseHolding held_by(const Lease& lease, Exports& exports, int device) {
+  LeaseHolding held;
   std::vector<std::pair<const Block*, std::uint64_t>> blocks;
   lease.for_each_mirror([&](std::uint32_t, std::uint32_t index, ProducerClock::time_point noted) {
     const BlockView& block = exports.record(index).block;
@@ -52,7 +52,7 @@ std::vector<Holder> Producer::holders() {
   Impl::Hold hold(impl);
   impl.run_pass(protocol::Look::kChanged);
   for (const auto& lease : impl.leases) {
-    const Held held = held_by(*lease, impl.exports, -1);
+    const LeaseHolding held = held_by(*lease, impl.exports, -1);
     Holder holder;
     holder.pid = lease->peer().pid;
     holder.incarnation = to_string(lease->peer().incarnation);
@@ -95,7 +95,7 @@ std::string Producer::describe_holders(int device) {
   const auto append = [&](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
   Impl::Hold hold(impl);
   for (const auto& lease : impl.leases) {
-    const Held held = held_by(*lease, impl.exports, device);
+    const LeaseHolding held = held_by(*lease, impl.exports, device);
     std::string does;
     if (held.claims > 0) {
       does = "holds " + readable_bytes(held.bytes) + " by " + std::to_string(held.claims) +
