@@ -27,7 +27,7 @@ namespace {
 constexpr int kMessagesInARow = 16;
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
 // How often the waits on a forwarder that is gone and not quiet are completed.
-constexpr std::chrono::milliseconds kCompleteAgain{20};
+constexpr std::chrono::milliseconds kCompleteForwarderAgain{20};
 
 }  // namespace
 
@@ -325,7 +325,7 @@ void Channel::Impl::look_at(std::uint64_t id) {
   if (!signs.gone()) return;
   const std::uint32_t lease = *peer.lease;
   peer.complete_again.reset();
-  if (keeper.complete_waits(lease)) peer.complete_again = now + kCompleteAgain;
+  if (keeper.complete_waits(lease)) peer.complete_again = now + kCompleteForwarderAgain;
   if (std::string why = signs.why(); !peer.reported_gone || why != peer.reported_why) {
     peer.reported_gone = true;
     peer.reported_why = why;

@@ -30,7 +30,7 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   }
 
   // Before fill, which cannot fail.
-  void prepare(Held&& held) {
+  void prepare(HeldPlace&& held) {
     living_.begin();
     held_ = std::move(held);
   }
@@ -105,7 +105,7 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   std::mutex mutex_;                  // guards job_; a leaf
   ReleaseJobs job_;                   // one, until it is released
   Living living_;
-  Held held_;
+  HeldPlace held_;
 };
 
 }  // namespace limbo

@@ -57,7 +57,7 @@ class Holdings {
   }
 
  private:
-  friend class Held;
+  friend class HeldPlace;
 
   Table::iterator add(Holding&& holding) {
     const std::lock_guard lock(mutex_);
@@ -81,19 +81,20 @@ class Holdings {
 };
 
 // A block's place in the table, from its opening to its release.
-class Held {
+class HeldPlace {
  public:
-  Held() noexcept = default;
-  Held(Holdings& all, Holding&& holding) : all_(&all), place_(all.add(std::move(holding))) {}
-  Held(Held&& other) noexcept : all_(std::exchange(other.all_, nullptr)), place_(other.place_) {}
-  Held& operator=(Held&& other) noexcept {
+  HeldPlace() noexcept = default;
+  HeldPlace(Holdings& all, Holding&& holding) : all_(&all), place_(all.add(std::move(holding))) {}
+  HeldPlace(HeldPlace&& other) noexcept
+      : all_(std::exchange(other.all_, nullptr)), place_(other.place_) {}
+  HeldPlace& operator=(HeldPlace&& other) noexcept {
     if (this == &other) return *this;
     end();
     all_ = std::exchange(other.all_, nullptr);
     place_ = other.place_;
     return *this;
   }
-  ~Held() { end(); }
+  ~HeldPlace() { end(); }
 
   // Before the claim is released, or the pin undone. In a fork child it is the parent's.
   void end() noexcept {

@@ -26,7 +26,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
     if (receiving) ending_.front().streams.push_back(*receiving);
     living_.begin();
   }
-  void hold(Held&& held) noexcept { held_ = std::move(held); }
+  void hold(HeldPlace&& held) noexcept { held_ = std::move(held); }
   void fill(const OwnOpen& own, const Descriptor& descriptor) noexcept {
     own_ = own;
     ending_.front().own = own;
@@ -95,7 +95,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
   std::mutex mutex_;                    // guards ending_; a leaf
   std::list<OwnOpens::Ending> ending_;  // one, until it is released
   Living living_;
-  Held held_;
+  HeldPlace held_;
 };
 
 // Undoes the pin of an open that could not be finished.

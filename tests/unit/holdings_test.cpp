@@ -10,7 +10,7 @@ namespace {
 
 class HoldingsTest : public ::testing::Test {
  protected:
-  Held hold(std::size_t begin, std::size_t size_bytes, std::uint32_t slot) {
+  HeldPlace hold(std::size_t begin, std::size_t size_bytes, std::uint32_t slot) {
     Holding holding;
     holding.data = memory_.data() + begin;
     holding.size_bytes = size_bytes;
@@ -33,8 +33,8 @@ class HoldingsTest : public ::testing::Test {
 
 TEST_F(HoldingsTest, WhatCoversTheWholeRangeIsFound) {
   EXPECT_EQ(at(0, 1), -1);
-  const Held first = hold(1000, 100, 1);
-  const Held second = hold(2000, 1000, 2);
+  const HeldPlace first = hold(1000, 100, 1);
+  const HeldPlace second = hold(2000, 1000, 2);
   EXPECT_EQ(at(1000, 100), 1);
   EXPECT_EQ(at(1050, 50), 1);
   EXPECT_EQ(at(1050, 51), -1);
@@ -46,8 +46,8 @@ TEST_F(HoldingsTest, WhatCoversTheWholeRangeIsFound) {
 
 // A view in the middle of a large block that begins long before it, behind many small ones.
 TEST_F(HoldingsTest, ALargeBlockIsFoundBehindSmallOnesInIt) {
-  const Held large = hold(0, 10'000, 7);
-  std::vector<Held> small;
+  const HeldPlace large = hold(0, 10'000, 7);
+  std::vector<HeldPlace> small;
   for (std::uint32_t i = 0; i < 50; ++i) small.push_back(hold(100 * i, 10, 100 + i));
   EXPECT_EQ(at(4950, 20), 7);
   EXPECT_EQ(at(4900, 10), 149);
@@ -55,14 +55,14 @@ TEST_F(HoldingsTest, ALargeBlockIsFoundBehindSmallOnesInIt) {
 }
 
 TEST_F(HoldingsTest, WhatHasEndedIsNotFound) {
-  Held one = hold(0, 100, 1);
-  Held same = hold(0, 100, 2);
+  HeldPlace one = hold(0, 100, 1);
+  HeldPlace same = hold(0, 100, 2);
   one.end();
   one.end();
   EXPECT_EQ(at(0, 100), 2);
-  Held moved = std::move(same);
+  HeldPlace moved = std::move(same);
   EXPECT_EQ(at(0, 100), 2);
-  moved = Held();
+  moved = HeldPlace();
   EXPECT_EQ(at(0, 100), -1);
 }
 
