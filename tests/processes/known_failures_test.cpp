@@ -141,6 +141,26 @@ TEST_F(KnownFailures, AMessageInOneProcessIsTheSameMemoryWithoutTheDriver) {
   expect_as_before();
 }
 
+// Sent on by somebody who ends, and read by a third.
+TEST_F(KnownFailures, ABlockThatIsSentOnOutlivesWhoeverSentItOn) {
+  Peer third;
+  sender_.allocate("b", kMiB, 4);
+  reader_.receive("r", sender_.share("b"));
+  sender_.free("b");
+  third.receive("t", reader_.share("r"));
+  reader_.leave(0);
+  EXPECT_TRUE(reader_.process().wait().success());
+  EXPECT_TRUE(sender_.becomes("leases_connected", 1));
+  EXPECT_GT(sender_.stat("limbo"), 0);
+  sender_.allocate("canary", kMiB, 42);
+  sender_.synchronize();
+  EXPECT_TRUE(third.holds("t", 4));
+  EXPECT_TRUE(sender_.holds("canary", 42));
+  sender_.free("canary");
+  third.drop("t");
+  expect_as_before();
+}
+
 // ---- memory that a reader still maps ------------------------------------------------------------
 
 TEST_F(KnownFailures, EmptyingTheCacheFreesNoSegmentUnderAReader) {
