@@ -52,14 +52,16 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
-    const StreamUse use{stream, device_->stream_id(stream)};
+    const bool captured = device_->is_capturing(stream);
+    const StreamUse use{stream, captured ? kNamedInCapture : device_->stream_id(stream)};
     std::shared_ptr<const GraphEnd> end;
-    if (device_->is_capturing(stream)) end = releases_.end_of_graph(stream);
+    if (captured) end = releases_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);
     if (released_.load()) return;
     std::vector<StreamUse>& streams = job().streams;
     const bool known = std::any_of(streams.begin(), streams.end(), [&](const StreamUse& other) {
-      return other.id == use.id && other.stream.device == use.stream.device;
+      return other.id == use.id && other.stream.device == use.stream.device &&
+             (!captured || other.stream == use.stream);
     });
     if (!known) streams.push_back(use);
     if (end) job().graphs.push_back(std::move(end));

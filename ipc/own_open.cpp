@@ -50,7 +50,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
-    (void)device_.stream_id(stream);  // refuses what is no stream
+    if (!device_.is_capturing(stream)) (void)device_.stream_id(stream);  // refuses what is none
     std::shared_ptr<const GraphEnd> end = opens_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);
     if (released_.load()) return;

@@ -120,10 +120,14 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
   if (job.in_graph || job.unknown_graph) return Way::kWhenIdle;
   bool captured = false;
   try {
-    for (const StreamUse& use : job.streams) {
-      if (device_.stream_id(use.stream) != use.id) return Way::kWhenIdle;
-    }
+    // First, since asking a stream that is captured for its id would break the capture.
     for (const StreamUse& use : job.streams) captured |= device_.is_capturing(use.stream);
+    for (const StreamUse& use : job.streams) {
+      if (captured) break;
+      if (use.id == kNamedInCapture || device_.stream_id(use.stream) != use.id) {
+        return Way::kWhenIdle;
+      }
+    }
   } catch (const Error&) {
     return is_lost(device, true) ? Way::kLost : Way::kWhenIdle;
   }

@@ -21,13 +21,13 @@ void check_stream(Device& device, StreamRef stream) {
 }
 
 void check_streams(Device& device, const Holding& held, StreamRef current) {
+  check_stream(device, held.received_on);
   if (device.stream_id(held.received_on) != held.stream_id) {
     throw Error(ErrorCode::kNotLendable,
                 "The stream that received this memory is gone, so nothing can be ordered behind "
                 "its work.",
                 "Send a clone() of it.");
   }
-  check_stream(device, held.received_on);
   if (current != held.received_on) check_stream(device, current);
 }
 

@@ -267,9 +267,19 @@ void CudaDevice::synchronize_stream(StreamRef stream) {
   check("cuStreamSynchronize", driver_.cuStreamSynchronize(named));
 }
 
+// cuCtxSynchronize would end every capture in the context, whatever the thread's capture mode
+// (measured). To give memory back the driver waits for the device as well, and lets captures be.
 void CudaDevice::synchronize_device(int device) {
+  constexpr std::size_t kScratchBytes = std::size_t{2} << 20;
   const CudaCallScope scope(contexts_, device);
-  check("cuCtxSynchronize", driver_.cuCtxSynchronize());
+  CUdeviceptr scratch = 0;
+  const CUresult made = driver_.cuMemAlloc(&scratch, kScratchBytes);
+  if (made == CUDA_ERROR_OUT_OF_MEMORY) {
+    check("cuCtxSynchronize", driver_.cuCtxSynchronize());
+    return;
+  }
+  check("cuMemAlloc", made);
+  check("cuMemFree", driver_.cuMemFree(scratch));
 }
 
 EventHandle CudaDevice::create_event(int device) {

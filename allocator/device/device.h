@@ -127,7 +127,8 @@ class Device {
 
   // ---- streams and events -----------------------------------------------------------------
 
-  // Names a stream for the life of the process; handles are reused by the driver, ids are not.
+  // Names a stream for the life of the process; handles are reused by the driver, ids are not. Not of
+  // a stream that is being captured: it throws kDeviceError, and the capture is lost (measured).
   [[nodiscard]] virtual std::uint64_t stream_id(StreamRef stream) = 0;
 
   // Made non-blocking with regard to the default stream.
@@ -151,6 +152,8 @@ class Device {
   [[nodiscard]] virtual bool is_lost(int device) noexcept = 0;
 
   virtual void synchronize_stream(StreamRef stream) = 0;
+  // Waits until everything that this process had queued on the device is done. Breaks no capture, so
+  // that background threads may call it; what is being captured is not waited for.
   virtual void synchronize_device(int device) = 0;
 
   [[nodiscard]] virtual EventHandle create_event(int device) = 0;

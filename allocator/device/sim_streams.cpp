@@ -55,7 +55,12 @@ std::uint32_t Streams::find(const char* call, StreamRef stream) const {
 }
 
 std::uint64_t Streams::id(StreamRef stream) {
-  return slots_[find("stream_id", stream)].id.load();
+  const std::uint32_t slot = find("stream_id", stream);
+  if (captures_.of(slot) != nullptr) {
+    captures_.invalidate(slot);
+    fail_stream_call("stream_id", "operation not permitted when stream is capturing");
+  }
+  return slots_[slot].id.load();
 }
 
 StreamHandle Streams::create(int device) {

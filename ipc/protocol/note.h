@@ -74,6 +74,7 @@ void note_slot(Memory& memory, Row& row, Exports& exports, std::uint32_t slot) {
   } else if (word.state == ClaimState::kReleased) {
     // Claimed and released between two looks. It was claimed all the same.
     if (names_an_export(memory, exports, word)) exports.claimed(word.export_index, row);
+    LIMBO_FAIL_POINT("note.before_free");
     memory.store(row.claim(slot), 0, std::memory_order_release);
   }
 }

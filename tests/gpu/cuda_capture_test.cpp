@@ -67,17 +67,26 @@ TEST_P(CudaCapture, SurvivesCallsOfOtherThreads) {
 // whatever is captured meanwhile.
 TEST_P(CudaCapture, SurvivesWaitingForTheDevice) {
   const StreamRef captured = new_stream();
+  const StreamRef busy = new_stream();
+  const EventHandle event = device().create_event(0);
+  (void)kernels();
+  bool waited = false;
   std::string failure;
   const CUresult result = capture_while(captured, [&] {
     try {
+      keep_busy(busy, std::chrono::milliseconds(300));
+      device().record_event(busy, event);
       device().synchronize_device(0);
+      waited = device().query_event(0, event);
     } catch (const std::exception& error) {
       failure = error.what();
     }
     if (device().is_lost(0)) failure += " lost";
   });
-  // The driver may refuse to wait (then it is asked again later), and must not break the capture.
-  EXPECT_EQ(result, CUDA_SUCCESS) << failure;
+  EXPECT_EQ(failure, "");
+  EXPECT_TRUE(waited);
+  EXPECT_EQ(result, CUDA_SUCCESS);
+  device().destroy_event(0, event);
 }
 
 TEST_P(CudaCapture, LeavesTheThreadsCaptureModeAlone) {

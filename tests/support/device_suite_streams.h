@@ -133,6 +133,29 @@ TEST_P(DeviceSuite, AnEventMayGoBeforeItIsReached) {
   device().synchronize_stream(stream);
 }
 
+TEST_P(DeviceSuite, WaitingForTheDeviceWaitsForEveryStream) {
+  const StreamRef first = new_stream();
+  const StreamRef second = new_stream();
+  const EventHandle event = device().create_event(0);
+  keep_busy(first, std::chrono::milliseconds(100));
+  keep_busy(second, std::chrono::milliseconds(300));
+  device().record_event(second, event);
+  EXPECT_FALSE(device().query_event(0, event));
+  device().synchronize_device(0);
+  EXPECT_TRUE(device().query_event(0, event));
+  device().destroy_event(0, event);
+}
+
+TEST_P(DeviceSuite, ACapturedStreamIsNotToBeAskedForItsId) {
+  const StreamRef stream = new_stream();
+  const auto graphs = make_test_graphs(device());
+  graphs->begin(stream, false);
+  EXPECT_TRUE(refused([&] { (void)device().stream_id(stream); }));
+  EXPECT_ANY_THROW((void)graphs->end(stream));
+  EXPECT_FALSE(device().is_capturing(stream));
+  EXPECT_NE(device().stream_id(stream), 0U);
+}
+
 TEST_P(DeviceSuite, NothingIsCapturingByItself) {
   EXPECT_FALSE(device().is_capturing(default_stream()));
   EXPECT_FALSE(device().is_capturing(new_stream()));
