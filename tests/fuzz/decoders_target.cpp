@@ -70,6 +70,18 @@ void message(ByteSpan bytes, std::size_t descriptors) {
       return decode_as<Refused>(bytes, type);
     case MessageType::kDecline:
       return decode_as<Decline>(bytes);
+    case MessageType::kForward:
+      return decode_as<Forward>(bytes);
+    case MessageType::kForwarded:
+      return decode_as<Forwarded>(bytes);
+    case MessageType::kTimeline:
+      return decode_as<AskTimelines>(bytes);
+    case MessageType::kTimelines:
+      return decode_as<GivenTimelines>(bytes);
+    case MessageType::kAskedInVain:
+      return decode_as<AskedInVain>(bytes);
+    case MessageType::kTakeBack:
+      return decode_as<TakeBack>(bytes);
     case MessageType::kPublishList:
     case MessageType::kAcquire:
     case MessageType::kReap:
