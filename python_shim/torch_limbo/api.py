@@ -125,7 +125,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     how long a message that not all of them have opened keeps the memory, in seconds, counted from
     the later of now and the free; by default the option ``message_time_limit_ms``.
 
-    A received tensor, or a view of one, is sent on: its owner is asked, and answers within a second.
+    A received tensor, or a view of one, is sent on: its owner is asked, and answers within a
+    second.
     The receiver's work comes behind the owner's and this process's.
 
     Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``bad_argument`` (``consumers`` out of range, a non-leaf that requires grad, named

@@ -183,15 +183,6 @@ def test_cpu_tensors_take_torchs_own_way(peer: Peer) -> None:
     peer.call(remote.drop, "cpu")
 
 
-def test_a_received_tensor_is_not_sent_on_yet(peer: Peer) -> None:
-    tensor = torch_limbo.receive(peer.call(remote.make, "t", (5,), 1.0))
-    with pytest.raises(torch_limbo.LimboError) as caught:
-        ForkingPickler.dumps(tensor)
-    assert caught.value.code == "not_available_yet"
-    del tensor
-    peer.call(remote.drop, "t")
-
-
 def test_a_non_leaf_is_refused_as_by_torch() -> None:
     tensor = sim.full((4,), 1.0).requires_grad_().view(2, 2)
     with pytest.raises(RuntimeError, match="requires_grad"):

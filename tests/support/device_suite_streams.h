@@ -150,7 +150,7 @@ TEST_P(DeviceSuite, ACapturedStreamIsNotToBeAskedForItsId) {
   const StreamRef stream = new_stream();
   const auto graphs = make_test_graphs(device());
   graphs->begin(stream, false);
-  EXPECT_TRUE(refused([&] { (void)device().stream_id(stream); }));
+  EXPECT_EQ(error_of([&] { (void)device().stream_id(stream); }), ErrorCode::kDeviceError);
   EXPECT_ANY_THROW((void)graphs->end(stream));
   EXPECT_FALSE(device().is_capturing(stream));
   EXPECT_NE(device().stream_id(stream), 0U);
