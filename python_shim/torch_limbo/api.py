@@ -129,9 +129,10 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     second.
     The receiver's work comes behind the owner's and this process's.
 
-    Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``bad_argument`` (``consumers`` out of range, a non-leaf that requires grad, named
-    dimensions, a subclass of Tensor other than Parameter), ``ledger_full``, ``no_channel``; of a
-    received tensor also ``withdrawn``, ``expired`` and ``producer_exited`` (send ``clone()``).
+    Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``bad_argument``
+    (``consumers`` out of range, a non-leaf that requires grad, named dimensions, a subclass of
+    Tensor other than Parameter), ``ledger_full``, ``no_channel``; of a received tensor also
+    ``withdrawn``, ``expired`` and ``producer_exited`` (send ``clone()``).
     """
     if not isinstance(tensor, torch.Tensor):
         raise LimboError("bad_argument", f"share takes a tensor, and got a {type(tensor)}.")

@@ -48,7 +48,7 @@ std::vector<Call> all_calls(Device& device, std::uint64_t* words) {
       {"cuStreamDestroy", [&device, stream] { device.destroy_stream(stream); }},
       {"cuStreamIsCapturing", [&device, stream] { (void)device.is_capturing(stream); }},
       {"cuStreamSynchronize", [&device, stream] { device.synchronize_stream(stream); }},
-      {"cuCtxSynchronize", [&device] { device.synchronize_device(0); }},
+      {"cuMemAlloc", [&device] { device.synchronize_device(0); }},
       {"cuEventCreate", [&device] { (void)device.create_event(0); }},
       {"cuEventDestroy", [&device, event] { device.destroy_event(0, event); }},
       {"cuEventRecord", [&device, stream, event] { device.record_event(stream, event); }},
