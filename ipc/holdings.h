@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ipc/fork_guard.h"
 #include "ipc/producer.h"
@@ -41,23 +42,44 @@ class Holdings {
   // lives while `found` runs, under the table's lock: it must call nothing that takes a lock.
   bool find(const void* data, std::size_t size_bytes,
             const std::function<void(const Holding&)>& found) {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    return visit(data, size_bytes, [&](const Holding& holding) {
+      found(holding);
+      return false;
+    });
+  }
+
+  // Copies of all that cover the range: memory that came by several messages has one for each, and
+  // each may be over for a reason of its own.
+  [[nodiscard]] std::vector<Holding> find_all(const void* data, std::size_t size_bytes) {
+    std::vector<Holding> all;
+    visit(data, size_bytes, [&](const Holding& holding) {
+      all.push_back(holding);
+      return true;
+    });
+    return all;
+  }
+
+ private:
+  friend class HeldPlace;
+
+  // Until `visitor` says false. Whether there was any.
+  template <typename Visitor>
+  bool visit(const void* data, std::size_t size_bytes, Visitor&& visitor) {
+    bool any = false;
+    if (count_.load(std::memory_order_relaxed) == 0) return any;
     const auto* begin = static_cast<const std::byte*>(data);
     const std::lock_guard lock(mutex_);
     for (auto entry = table_.upper_bound(begin); entry != table_.begin();) {
       const Holding& holding = (--entry)->second;
       const auto inside = static_cast<std::size_t>(begin - holding.data);
-      if (inside >= largest_bytes_) return false;  // so are all that begin earlier
+      if (inside >= largest_bytes_) return any;  // so are all that begin earlier
       if (inside < holding.size_bytes && size_bytes <= holding.size_bytes - inside) {
-        found(holding);
-        return true;
+        any = true;
+        if (!visitor(holding)) return any;
       }
     }
-    return false;
+    return any;
   }
-
- private:
-  friend class HeldPlace;
 
   Table::iterator add(Holding&& holding) {
     const std::lock_guard lock(mutex_);

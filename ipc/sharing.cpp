@@ -32,6 +32,12 @@ constexpr std::chrono::milliseconds kCollectSoon{10};
 constexpr std::chrono::milliseconds kCollectLater{50};
 constexpr std::chrono::milliseconds kDrainStep{1};
 
+// Whether memory that cannot be sent on by one message may be sent on by another that it came by.
+bool is_about_one_message(ErrorCode code) {
+  return code == ErrorCode::kGone || code == ErrorCode::kWithdrawn || code == ErrorCode::kExpired ||
+         code == ErrorCode::kNotAvailableYet || code == ErrorCode::kNotLendable;
+}
+
 }  // namespace
 
 // What every process has that shares or receives: the background threads and the consumer's side.
@@ -223,10 +229,7 @@ Bytes SharingService::share(const void* data, std::size_t size_bytes, const Shar
   Descriptor descriptor;
   descriptor.extra.assign(extra.begin(), extra.end());
   check_extra(descriptor.extra.size());
-  std::optional<Holding> held;
-  if (engine().links.holdings().find(data, size_bytes, [&](const auto& found) { held = found; })) {
-    send_on(engine().device, *held, data, size_bytes, options, descriptor);
-  } else {
+  if (!share_held(data, size_bytes, options, descriptor)) {
     share_own(data, size_bytes, options, descriptor);
   }
   try {
@@ -235,6 +238,24 @@ Bytes SharingService::share(const void* data, std::size_t size_bytes, const Shar
     take_back(descriptor);
     throw;
   }
+}
+
+// By any of the messages that the memory came by: one may have been taken back, be released by
+// another thread just now, or have come on a stream that is being captured. False: it came by none.
+bool SharingService::share_held(const void* data, std::size_t size_bytes,
+                                const ShareOptions& options, Descriptor& descriptor) {
+  std::optional<Error> over;  // why none will do; that one is being released says the least
+  for (const Holding& held : engine().links.holdings().find_all(data, size_bytes)) {
+    try {
+      send_on(engine().device, held, data, size_bytes, options, descriptor);
+      return true;
+    } catch (const Error& failure) {
+      if (!is_about_one_message(failure.code())) throw;
+      if (!over || over->code() == ErrorCode::kGone) over = failure;
+    }
+  }
+  if (over) throw *over;
+  return false;
 }
 
 void SharingService::share_own(const void* data, std::size_t size_bytes,

@@ -66,6 +66,8 @@ class SharingService : public Sharing {
   // Null: this process has not lent anything, and `make` does not ask for it.
   [[nodiscard]] Publications* publications(bool make);
   static void check_extra(std::size_t size_bytes);
+  bool share_held(const void* data, std::size_t size_bytes, const ShareOptions& options,
+                  Descriptor& descriptor);
   void share_own(const void* data, std::size_t size_bytes, const ShareOptions& options,
                  Descriptor& descriptor);
   void take_back(const Descriptor& descriptor);

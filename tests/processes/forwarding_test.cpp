@@ -87,6 +87,26 @@ TEST_F(ForwardingTest, TheReceivingStreamCountsAndSoDoesTheCurrentOne) {
   expect_all_back();
 }
 
+// Whichever of them was taken back.
+TEST_F(ForwardingTest, WhatCameByTwoMessagesIsSentOnByTheOneThatIsNotOver) {
+  sender_.allocate("b", kMiB, 7);
+  for (const bool first : {true, false}) {
+    const std::string one = sender_.share("b");
+    const std::string other = sender_.share("b");
+    reader_.receive("one", one);
+    reader_.receive("other", other);
+    sender_.withdraw(first ? one : other);
+    third_.receive("t", reader_.share("one"));
+    EXPECT_TRUE(third_.holds("t", 7));
+    third_.drop("t");
+    reader_.drop("one");
+    EXPECT_TRUE(sender_.becomes("held_claims", 1));
+    reader_.drop("other");
+  }
+  sender_.free("b");
+  expect_all_back();
+}
+
 TEST_F(ForwardingTest, DownAChainOfFour) {
   Peer fourth;
   sender_.allocate("b", kMiB, 1);
