@@ -44,7 +44,12 @@ void lend_once() {
   Sharing& sharing = process_sharing();
   Allocator& allocator = process_allocator();
   void* data = allocator.allocate(kMiB, {0, nullptr});
-  sharing.withdraw(sharing.share(data, kMiB, {}, {}));
+  try {
+    sharing.withdraw(sharing.share(data, kMiB, {}, {}));
+  } catch (...) {
+    allocator.free(data);
+    throw;
+  }
   allocator.free(data);
   const bool over = eventually([&] {
     (void)sharing.collect();

@@ -63,16 +63,17 @@ void Driver::give_birth(Slot& slot) {
   slot.plan.slot = index;
   slot.plan.incarnation = next_incarnation_++;
   SlotPage& page = arena_.slots[index];
-  page.busy_since_us.store(0);
-  page.helper_busy_since_us.store(0);
-  page.fork_child.store(0);
-  page.context_lost.store(false);
   page.incarnation.store(slot.plan.incarnation);
   fork_into(slot, &live);
   if (slot.plan.end == End::kKilledYoung) slot.die_at = Clock::now() + slot.plan.lifetime;
 }
 
 void Driver::fork_into(Slot& slot, void (*life)(const Birth&)) {
+  SlotPage& page = arena_.slots[slot.plan.slot];
+  page.busy_since_us.store(0);
+  page.helper_busy_since_us.store(0);
+  page.fork_child.store(0);
+  page.context_lost.store(false);
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     throw std::runtime_error(std::string("socketpair: ") + std::strerror(errno));

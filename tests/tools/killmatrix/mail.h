@@ -22,6 +22,8 @@ struct Letter {
   // Who has sent it on; what that one had queued may not come, either. Incarnation 0: nobody.
   std::uint32_t by_slot = 0;
   std::uint32_t by_incarnation = 0;
+  // What is sent on has a time limit, since a dead one's cannot be withdrawn: must_open ends then.
+  std::uint64_t must_open_until_us = ~std::uint64_t{0};
 };
 
 struct Mail {

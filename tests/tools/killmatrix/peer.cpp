@@ -172,10 +172,13 @@ class Process {
     attempt(diary_, [&] { at_work = actor_->reader().write_long(duration); });
     if (!at_work && actions_ < plan_.at_action + 40U) return;  // until there is something to write
     is_parent_ = true;
+    const pid_t parent = ::getpid();
     const pid_t child = ::fork();
     if (child == 0) {
       ::alarm(kForkChildSeconds);
       page_.fork_child.store(::getpid());
+      if (::getppid() != parent)
+        ::_exit(0);  // it died before it could be known that it has a child
       while (true) ::pause();
     }
     diary_.line("parent of %d%s", child, at_work ? ", with work" : "");

@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::size_t kMostHeld = 12;
 constexpr int kNoDevice = 999;
+constexpr std::chrono::milliseconds kSentOnFor{600};
+constexpr std::uint64_t kMustOpenFor_us = 150'000;
 constexpr std::size_t kFlood = 320;  // more than wait on a stream, fewer than a row takes
 // How long the death of a sender may take to be seen by its readers.
 constexpr std::chrono::milliseconds kUntilDeathIsSeen{2000};
@@ -45,7 +47,7 @@ bool Reader::act() {
     write(held, std::chrono::milliseconds(random_.one_in(3) ? random_.between(1, 4) : 0));
   } else if (choice < 80) {
     change_stream(held);
-  } else if (choice < 88 && can_send_on_) {
+  } else if (choice < 88) {
     send_on(index);
   } else if (choice < 91 && work_.is_simulated()) {
     release_in_capture(index);
@@ -57,8 +59,14 @@ bool Reader::act() {
   return true;
 }
 
-bool Reader::receive() {
+std::optional<Mail> Reader::take() {
   std::optional<Mail> mail = post_.take(diary_.slot());
+  if (mail && now_us() > mail->letter.must_open_until_us) mail->letter.must_open = 0;
+  return mail;
+}
+
+bool Reader::receive() {
+  std::optional<Mail> mail = take();
   if (!mail) return false;
   if (random_.one_in(16)) {
     receive_in_vain(*mail);
@@ -69,7 +77,8 @@ bool Reader::receive() {
     return true;
   }
   // The newest of those that must come is for the end.
-  if (mail->letter.must_open != 0 && mail->letter.from_slot != diary_.slot()) {
+  if (mail->letter.must_open != 0 && mail->letter.by_incarnation == 0 &&
+      mail->letter.from_slot != diary_.slot()) {
     std::swap(mail, put_by_);
     if (!mail) return true;
   }
@@ -175,6 +184,7 @@ void Reader::check(Held& held) {
     held.verified = true;
     return;
   }
+  if (diary_.context_lost()) return;  // what was queued is dropped
   if (!held.verified && owner_is_gone(held.letter, held.block.get())) {
     // Its sender died before it was written.
     diary_.arena().orphans.fetch_add(1);
@@ -197,8 +207,10 @@ void Reader::write(Held& held, std::chrono::milliseconds duration) {
   diary_.line("write %p, canary %u, for %lld ms", held.block->data(), held.expected,
               static_cast<long long>(duration.count()));
   if (duration.count() == 0) {
+    if (random_.one_in(3)) work_.delay(held.last, std::chrono::milliseconds(2));
     work_.fill(held.last, held.block->data(), held.block->size_bytes(), held.expected);
   } else {
+    held.repeats = true;
     work_.write_for(held.last, held.block->data(), held.block->size_bytes(), held.expected,
                     duration);
   }
@@ -225,11 +237,11 @@ void Reader::change_stream(Held& held) {
 // Sends on what is held. What is exclusive is the next one's alone from then on.
 void Reader::send_on(std::size_t index) {
   Held& held = held_[index];
-  if (held.expected == 0) return;
+  if (held.expected == 0 || held.repeats) return;
   ShareOptions options;
   options.current_stream = GpuWork::ref(held.last);
   const bool limited = random_.one_in(4);
-  if (limited) options.time_limit = std::chrono::milliseconds(random_.between(0, 15));
+  options.time_limit = limited ? std::chrono::milliseconds(random_.between(0, 15)) : kSentOnFor;
   Mail mail;
   try {
     mail.descriptor =
@@ -241,10 +253,8 @@ void Reader::send_on(std::size_t index) {
       case ErrorCode::kProducerExited:
       case ErrorCode::kNoChannel:
       case ErrorCode::kLedgerFull:
-        return;
-      case ErrorCode::kNotLendable:
-      case ErrorCode::kNotAvailableYet:
-        can_send_on_ = false;
+      case ErrorCode::kWithdrawn:
+      case ErrorCode::kExpired:
         return;
       default:
         throw;
@@ -256,6 +266,7 @@ void Reader::send_on(std::size_t index) {
   mail.letter.by_slot = diary_.slot();
   mail.letter.by_incarnation = diary_.incarnation();
   mail.letter.must_open = limited ? 0U : 1U;
+  mail.letter.must_open_until_us = now_us() + kMustOpenFor_us;
   const std::uint32_t to = random_.below(slots_);
   diary_.line("send on %p, canary %u, to %u", held.block->data(), held.expected, to);
   (void)post_.send(to, mail);
@@ -303,6 +314,14 @@ void Reader::release_all() {
   for (Held& held : held_) check(held);
   diary_.line("release all, %zu", held_.size());
   held_.clear();
+  while (const std::optional<Mail> mail = take()) {
+    if (mail->letter.by_incarnation == 0) continue;
+    try {
+      (void)process_sharing().receive(mail->descriptor, {});
+    } catch (const Error& failure) {
+      refused(mail->letter, failure);
+    }
+  }
   if (put_by_) receive_in_vain(*put_by_);
   put_by_.reset();
 }

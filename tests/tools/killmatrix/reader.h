@@ -27,7 +27,7 @@ class Reader {
   // One random action. False: there was nothing to do.
   bool act();
 
-  // Ends with a receive that fails, of the mail that was put by: nothing comes behind it any more.
+  // Opens what was sent on, which nobody withdraws. Ends with a receive that fails, of the mail that was put by: nothing comes behind it any more.
   void release_all();
   // Kernels that go on for so long write every block that is this process's to write. False: there
   // is none.
@@ -39,9 +39,13 @@ class Reader {
     Letter letter;
     std::uint32_t expected = 0;  // 0: nobody promises what it holds
     bool verified = false;       // it held that once
+    // Written by a kernel that repeats its number: what arrives of a dead one's shows no end of it, so
+    // it is not sent on.
+    bool repeats = false;
     StreamHandle last = nullptr;
   };
 
+  [[nodiscard]] std::optional<Mail> take();
   bool receive();
   // A claim that stands, and is given back by the host, since there is no such device.
   void receive_in_vain(const Mail& mail);
@@ -66,7 +70,6 @@ class Reader {
   const std::uint32_t slots_;
   std::vector<Held> held_;
   std::optional<Mail> put_by_;
-  bool can_send_on_ = false;
 };
 
 }  // namespace limbo::killmatrix
