@@ -6,7 +6,7 @@ Actor::Actor(Diary& diary, Post& post, Device& device, const Plan& plan, std::ui
              std::uint32_t slots)
     : diary_(diary), random_(seed), work_(device), reader_(diary, post, work_, random_, slots) {
   if (plan.role == Role::kProducer) {
-    lender_ = std::make_unique<Lender>(diary, post, work_, random_, slots, plan.slow_writes_one_in);
+    lender_ = std::make_unique<Lender>(diary, post, work_, random_, slots, plan);
   }
 }
 

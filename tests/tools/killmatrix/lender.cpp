@@ -20,13 +20,14 @@ std::size_t random_size(Random& random) {
 }  // namespace
 
 Lender::Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
-               std::uint32_t slow_writes_one_in)
+               const Plan& plan)
     : diary_(diary),
       post_(post),
       work_(work),
       random_(random),
       slots_(slots),
-      slow_writes_one_in_(slow_writes_one_in) {}
+      slow_writes_one_in_(plan.slow_writes_one_in),
+      slow_writes_ms_(plan.slow_writes_ms) {}
 
 void Lender::act() {
   const std::uint32_t choice = random_.below(100);
@@ -63,7 +64,7 @@ void Lender::allocate() {
     if (kept.last != kept.home) (void)allocator.record_stream(kept.data, GpuWork::ref(kept.last));
   }
   if (random_.one_in(slow_writes_one_in_)) {
-    work_.delay(kept.last, std::chrono::milliseconds(random_.between(1, 6)));
+    work_.delay(kept.last, std::chrono::milliseconds(random_.between(1, slow_writes_ms_)));
   }
   work_.fill(kept.last, kept.data, kept.size_bytes, kept.canary);
   diary_.line("allocate %p, %zu bytes, canary %u", kept.data, kept.size_bytes, kept.canary);

@@ -10,6 +10,7 @@
 #include "tests/tools/killmatrix/arena.h"
 #include "tests/tools/killmatrix/gpu_work.h"
 #include "tests/tools/killmatrix/mail.h"
+#include "tests/tools/killmatrix/plan.h"
 #include "tests/tools/killmatrix/random.h"
 
 namespace limbo::killmatrix {
@@ -18,7 +19,7 @@ class Lender {
  public:
   // `slots`: how many processes there are, so that every one of them may get mail.
   Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
-         std::uint32_t slow_writes_one_in);
+         const Plan& plan);
 
   // One random action. Throws what Limbo throws.
   void act();
@@ -50,6 +51,7 @@ class Lender {
   Random& random_;
   const std::uint32_t slots_;
   const std::uint32_t slow_writes_one_in_;
+  const std::uint32_t slow_writes_ms_;
   std::vector<Own> own_;
   std::vector<Bytes> withdrawable_;
   std::vector<Bytes> sent_;

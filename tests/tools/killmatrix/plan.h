@@ -44,6 +44,7 @@ struct Plan {
   bool little_memory = false;   // a producer that runs out of it
   bool two_threads = false;
   std::uint32_t slow_writes_one_in = 4;
+  std::uint32_t slow_writes_ms = 6;
 };
 
 // Whether a process of this role passes the fail point `name` in its own work.

@@ -13,9 +13,9 @@ constexpr Sabotage kSabotages[] = {
      .consumers_delays = ",dirty.between_group_and_lease=delay:20",
      .settle_every = 5},
     // a claim between the scan and CLOSING
-    {.mistake = "scan-before-closing", .producers_delays = ",close.before_closing=delay:3"},
+    {.mistake = "scan-before-closing", .producers_delays = ",close.before_closing=delay:8"},
     // one stream is slow, and the other's higher number lands first
-    {.mistake = "shared-timeline", .slow_writes_one_in = 2},
+    {.mistake = "shared-timeline", .slow_writes_one_in = 2, .slow_writes_ms = 30},
     // kernels of the dead that are swept already
     {.mistake = "no-lifeline", .parents_one_in = 2},
 };

@@ -12,6 +12,7 @@ struct Sabotage {
   std::string_view consumers_delays{};
   std::uint32_t parents_one_in = 0;  // so many die before a fork child, with work under way
   std::uint32_t slow_writes_one_in = 4;
+  std::uint32_t slow_writes_ms = 6;  // at most
   std::uint64_t settle_every = 50;
 };
 
