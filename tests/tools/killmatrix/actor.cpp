@@ -4,7 +4,10 @@ namespace limbo::killmatrix {
 
 Actor::Actor(Diary& diary, Post& post, Device& device, const Plan& plan, std::uint64_t seed,
              std::uint32_t slots)
-    : diary_(diary), random_(seed), work_(device), reader_(diary, post, work_, random_, slots) {
+    : diary_(diary),
+      random_(seed),
+      work_(device),
+      reader_(diary, post, work_, random_, slots, !plan.two_threads) {
   if (plan.role == Role::kProducer) {
     lender_ = std::make_unique<Lender>(diary, post, work_, random_, slots, plan);
   }

@@ -31,8 +31,14 @@ bool is_planned(const Error& failure) {
   return std::string_view(failure.what()).find("was told to fail") != std::string_view::npos;
 }
 
-Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots)
-    : diary_(diary), post_(post), work_(work), random_(random), slots_(slots) {}
+Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
+               bool captures)
+    : diary_(diary),
+      post_(post),
+      work_(work),
+      random_(random),
+      slots_(slots),
+      captures_(captures && work.is_simulated()) {}
 
 bool Reader::act() {
   const std::uint32_t choice = random_.below(100);
@@ -49,7 +55,7 @@ bool Reader::act() {
     change_stream(held);
   } else if (choice < 88) {
     send_on(index);
-  } else if (choice < 91 && work_.is_simulated()) {
+  } else if (choice < 91 && captures_) {
     release_in_capture(index);
   } else if (choice < 93 && work_.is_simulated() && !held.block->same_process()) {
     release_behind_a_stream_that_went(index);

@@ -22,7 +22,10 @@ namespace limbo::killmatrix {
 class Reader {
  public:
   // `slots`: how many processes there are, so that every one of them may get what is sent on.
-  Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots);
+  // `captures`: streams are captured now and then; not where another thread may send on what came
+  // by one of them.
+  Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
+         bool captures);
 
   // One random action. False: there was nothing to do.
   bool act();
@@ -68,6 +71,7 @@ class Reader {
   GpuWork& work_;
   Random& random_;
   const std::uint32_t slots_;
+  const bool captures_;
   std::vector<Held> held_;
   std::optional<Mail> put_by_;
 };
