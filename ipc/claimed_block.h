@@ -69,8 +69,6 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
 
   void release() noexcept override {
     if (fork_guard::is_forked_child()) return;  // it is the parent's
-    living_.end();
-    held_.end();
     ReleaseJobs job;
     {
       const std::lock_guard lock(mutex_);
@@ -80,6 +78,9 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
       }
       job.swap(job_);
     }
+    // Of the one thread that releases, and before the claim may be over.
+    living_.end();
+    held_.end();
     counts_.releases.fetch_add(1, std::memory_order_relaxed);
     releases_.release(std::move(job));
   }

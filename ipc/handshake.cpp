@@ -58,8 +58,9 @@ class Caller {
     }
     LIMBO_FAIL_POINT("connect.after_hello");
     result_.socket.has_said_hello();
-    read_answer();
+    // Before the answer: one that cannot be taken ends the connection, and the promise with it.
     if (promised) result_.socket.owe(*promised);
+    read_answer();
     LIMBO_FAIL_POINT("connect.after_welcome");
     return std::move(result_);
   }

@@ -30,9 +30,13 @@ Mapping* ImportCache::find_or_make(const PieceFacts& piece, int device) {
   auto entry = table_.find(key);
   if (entry == table_.end()) {
     auto& mappings = mappings_of_[piece.index];
+    // Marked already where another device maps it: to mark it again would take back that it is open.
+    const auto other = table_.lower_bound(Key{piece.index, piece.generation, 0});
+    const bool marked = other != table_.end() && std::get<0>(other->first) == piece.index &&
+                        std::get<1>(other->first) == piece.generation;
     entry = table_.emplace(key, std::make_unique<Mapping>(piece, device)).first;
     ++mappings;
-    mark(*entry->second);
+    if (!marked) mark(*entry->second);
   }
   Mapping& mapping = *entry->second;
   ++mapping.holds_;

@@ -64,8 +64,6 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
 
   void release() noexcept override {
     if (fork_guard::is_forked_child()) return;
-    held_.end();
-    living_.end();
     std::list<OwnOpens::Ending> ending;
     {
       const std::lock_guard lock(mutex_);
@@ -75,6 +73,9 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
       }
       ending.swap(ending_);
     }
+    // Of the one thread that releases, and before the pin may be undone.
+    held_.end();
+    living_.end();
     counts_.releases.fetch_add(1, std::memory_order_relaxed);
     opens_.end(std::move(ending));
   }

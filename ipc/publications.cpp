@@ -51,6 +51,8 @@ void Publications::publish(const std::string& name, const void* data, std::size_
                            const ShareOptions& options, ByteSpan extra) {
   check_name(name);
   check(data, size_bytes, options, extra);
+  // An unpublish in between would find the entry and no link yet.
+  const std::lock_guard changing(changing_);
   OwnNames& links = names();
   const BlockView block = allocator_.pin(data);
   const auto inside = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
@@ -86,6 +88,7 @@ void Publications::publish(const std::string& name, const void* data, std::size_
 
 bool Publications::unpublish(const std::string& name) {
   check_name(name);
+  const std::lock_guard changing(changing_);
   OwnNames* links = nullptr;
   {
     const std::lock_guard lock(mutex_);

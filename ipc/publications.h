@@ -61,7 +61,8 @@ class Publications {
   const Incarnation own_;
   const Share share_;
 
-  std::mutex mutex_;  // guards what follows; nothing is called under it but pin_again
+  std::mutex changing_;  // publish and unpublish, one after the other; they wait for files
+  std::mutex mutex_;     // guards what follows; nothing is called under it but pin_again
   Entries entries_;
   std::unique_ptr<RuntimeDirectory> directory_;  // made at the first publish, with names_
   std::unique_ptr<OwnNames> names_;

@@ -39,6 +39,7 @@ class GraphToken {
 
 bool ReleaseQueue::Alike::operator<(const Alike& other) const noexcept {
   if (link != other.link) return link < other.link;
+  if (device != other.device) return device < other.device;
   return std::lexicographical_compare(
       streams.begin(), streams.end(), other.streams.begin(), other.streams.end(),
       [](const StreamUse& a, const StreamUse& b) {
@@ -146,7 +147,7 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
 
 void ReleaseQueue::enqueue_or_wait(ReleaseJobs& one) {
   const ReleaseJob& job = one.front();
-  const auto key = [&] { return Alike{job.link.get(), job.streams}; };
+  const auto key = [&] { return Alike{job.link.get(), job.mapping->device(), job.streams}; };
   {
     const std::lock_guard lock(mutex_);
     const auto group = waiting_.empty() ? waiting_.end() : waiting_.find(key());

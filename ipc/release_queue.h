@@ -98,6 +98,7 @@ class ReleaseQueue {
   // Jobs that can go into one batch.
   struct Alike {
     const ProducerLink* link;
+    int device;  // of the mappings: a lost one ends its own releases alone
     std::vector<StreamUse> streams;
     [[nodiscard]] bool operator<(const Alike& other) const noexcept;
   };

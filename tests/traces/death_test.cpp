@@ -60,6 +60,9 @@ bool closed_everywhere(int far_end) {
   const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
   const pid_t child = ::fork();
   if (child == 0) {
+    // What a child does about the line, it does within fork.
+    const std::array<std::byte, 1> started{};
+    (void)send_packet(to, started);
     ::close(to);
     while (true) ::pause();
   }
@@ -75,8 +78,13 @@ LIMBO_CHILD_ROLE(watches_a_life_line) {
   const pid_t parent = ::fork();
   if (parent == 0) parent_that_ends(ends[1]);
   Packet packet;
-  if (!eventually([&] { return receive_packet(ends[0], packet) == PacketStatus::kPacket; }))
-    return 1;
+  for (int heard = 0; heard < 2; ++heard) {  // the parent, with the line, and its child
+    Packet next;
+    if (!eventually([&] { return receive_packet(ends[0], next) == PacketStatus::kPacket; })) {
+      return 1;
+    }
+    if (!next.descriptors.empty()) packet = std::move(next);
+  }
   ::waitpid(parent, nullptr, 0);
   pid_t grandchild = 0;
   std::memcpy(&grandchild, packet.bytes.data(), sizeof(grandchild));
