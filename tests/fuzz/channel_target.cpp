@@ -40,7 +40,8 @@ constexpr std::size_t kHelloBytes = 32;
 constexpr std::size_t kHelloFlagsAt = 28;
 
 // What is published; long, so that the list needs parts.
-const std::string kName(200, 'n');
+// Never destroyed: threads still ask for it when the program ends.
+const std::string& kName = *new std::string(200, 'n');
 
 // Keeps a producer's leases, and answers questions about it; one name is published.
 class ProducersKeeper : public LeaseKeeper, public Answerer {
