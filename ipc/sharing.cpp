@@ -5,31 +5,18 @@
 #include <utility>
 
 #include "allocator/error.h"
-#include "allocator/options.h"
-#include "ipc/channel.h"
 #include "ipc/descriptor.h"
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
-#include "ipc/ledger_options.h"
 #include "ipc/life_line.h"
-#include "ipc/links.h"
-#include "ipc/own_open.h"
-#include "ipc/publications.h"
-#include "ipc/questions.h"
-#include "ipc/receive.h"
-#include "ipc/release_queue.h"
 #include "ipc/send_on.h"
-#include "ipc/unmapper.h"
+#include "ipc/sharing_parts.h"
 
 namespace limbo {
 namespace {
 
 using Clock = ServiceThread::Clock;
 
-// How often the producer looks while anything is lent and nothing asks it to (the free of a lent block
-// tells nobody): more slowly while nothing comes back.
-constexpr std::chrono::milliseconds kCollectSoon{10};
-constexpr std::chrono::milliseconds kCollectLater{50};
 constexpr std::chrono::milliseconds kDrainStep{1};
 
 // Whether memory that cannot be sent on by one message may be sent on by another that it came by.
@@ -39,158 +26,6 @@ bool is_about_one_message(ErrorCode code) {
 }
 
 }  // namespace
-
-// What every process has that shares or receives: the background threads and the consumer's side.
-struct SharingService::Engine {
-  Engine(Device& its_device, const Incarnation& own)
-      : device(its_device),
-        links(device, own, reaper, unmapper_thread),
-        releases(device, releaser, unmapper_thread),
-        receiver(device, links, releases, unmapper_thread, living, counts),
-        unmapper(device, links, releases) {
-    releaser.post([this] {
-      add_periodic(releaser, [this](Clock::time_point now) { return releases.run(now); });
-    });
-    unmapper_thread.post([this] {
-      add_periodic(unmapper_thread, [this](Clock::time_point now) { return unmapper.run(now); });
-    });
-  }
-
-  // On its thread. Once the process is ending, nothing calls the device any more.
-  void add_periodic(ServiceThread& thread, ServiceThread::Periodic periodic) {
-    thread.add_periodic([this, run = std::move(periodic)](Clock::time_point now) {
-      return ended.load() ? std::nullopt : run(now);
-    });
-  }
-
-  Device& device;
-  std::atomic<bool> ended{false};
-  ServiceThread reaper{"limbo-reaper"};
-  ServiceThread worker{"limbo-worker"};
-  ServiceThread releaser{"limbo-releaser"};
-  ServiceThread unmapper_thread{"limbo-unmapper"};
-  ReceiveCounts counts;
-  LiveBlocks living;
-  Links links;
-  ReleaseQueue releases;
-  Receiver receiver;
-  Unmapper unmapper;
-};
-
-// What a process has that lends.
-struct SharingService::Lending : LeaseKeeper, Answerer {
-  Lending(SharingService& service, Engine& its_engine, Allocator& allocator, const Incarnation& own)
-      : engine(its_engine),
-        producer(engine.device, allocator, own, capacities_from_options()),
-        own_opens(engine.device, allocator, engine.releases, engine.worker),
-        publications(
-            allocator, own,
-            [&service](const void* data, std::size_t size_bytes, const ShareOptions& options,
-                       ByteSpan extra) { return service.share(data, size_bytes, options, extra); }),
-        channel(engine.reaper, engine.worker, *this, own, this) {
-    allocator.set_lender(&producer);  // on a miss it is asked to collect
-    engine.worker.post([this] {
-      engine.add_periodic(engine.worker, [this](Clock::time_point now) { return look(now); });
-      engine.add_periodic(engine.worker,
-                          [this](Clock::time_point now) { return own_opens.run(now); });
-    });
-  }
-
-  std::optional<Clock::time_point> look(Clock::time_point now) {
-    producer.run_time_limits(now);
-    const std::optional<Clock::time_point> deadline = producer.next_deadline();
-    if (producer.has_forwarders_to_drop()) {
-      engine.unmapper_thread.post([this] {
-        if (!engine.ended.load()) producer.drop_forwarders();
-      });
-    }
-    if (!producer.lends_anything()) {
-      interval = kCollectSoon;
-      return deadline;
-    }
-    if (now >= next_collect) {
-      look_for_a_lost_context();
-      interval = producer.collect() ? kCollectSoon : std::min(2 * interval, kCollectLater);
-      next_collect = now + interval;
-    }
-    return deadline ? std::min(*deadline, next_collect) : next_collect;
-  }
-
-  LeaseGrant add_lease(const LeasePeer& peer) override {
-    const LeaseGrant grant = producer.add_lease(peer);
-    collect_soon();
-    return grant;
-  }
-  // After what was done on the reaper: the pins that fell due meanwhile.
-  void collect_soon() {
-    engine.worker.post([this] {
-      if (!engine.ended.load()) (void)producer.collect();
-    });
-  }
-  void lease_gone(std::uint32_t lease, const std::string& why) override {
-    producer.lease_gone(lease, why);
-  }
-  void lease_quiet(std::uint32_t lease) override {
-    if (!engine.ended.load()) producer.lease_quiet(lease);
-  }
-  void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
-    producer.decline(lease, index, generation);
-  }
-  void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
-    producer.take_back(lease, index, generation);
-  }
-  void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
-  protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
-                                int life_line, std::uint32_t life_line_flags) override {
-    const auto made = producer.forward(lease, request, pidfd, life_line, life_line_flags);
-    collect_soon();
-    return made;
-  }
-  ForwarderFiles forwarder_files(std::uint32_t lease) override {
-    return producer.forwarder_files(lease);
-  }
-  bool complete_waits(std::uint32_t lease) override { return producer.complete_waits(lease); }
-  bool lease_left(std::uint32_t lease) override {
-    return !engine.ended.load() && producer.lease_left(lease);
-  }
-  void context_lost(std::uint32_t lease) override { producer.lease_lost_context(lease); }
-
-  // A context that is lost takes the whole process's GPU work with it. Told again and again: a late
-  // write may have set a timeline back.
-  void look_for_a_lost_context() {
-    for (int device = 0; device < engine.device.device_count(); ++device) {
-      if (engine.device.is_lost(device)) producer.mark_context_lost();
-    }
-  }
-
-  Bytes acquire_for_other(const std::string& name) override {
-    if (engine.ended.load()) {
-      throw Error(ErrorCode::kProducerExited, "The process that publishes this is ending.");
-    }
-    return publications.acquire(name);
-  }
-  void not_delivered(ByteSpan message) override {
-    const ExportTicket ticket = decode_descriptor(message).ticket;
-    producer.withdraw(ticket.export_index, ticket.generation);
-  }
-  std::vector<std::string> published() override { return publications.list(); }
-  std::vector<Holder> lent_to() override {
-    return engine.ended.load() ? std::vector<Holder>{} : producer.holders();
-  }
-  Reaped reaped() override {
-    SharingStats stats;
-    producer.add_stats(stats);
-    return {stats.leases_swept, stats.claims_swept};
-  }
-
-  Engine& engine;
-  Producer producer;
-  OwnOpens own_opens;
-  Publications publications;
-  std::chrono::milliseconds interval = kCollectSoon;  // of the worker alone, as the next
-  Clock::time_point next_collect{};
-  Channel channel;
-};
 
 SharingService::SharingService(DeviceSource device, AllocatorSource allocator)
     : device_source_(device), allocator_source_(allocator) {}
