@@ -26,6 +26,9 @@ struct LogLine {
 // A place that one process after the other takes: its incarnations.
 struct SlotPage {
   std::atomic<std::uint32_t> incarnation{0};
+  // The incarnation that is about to die, or to lose its context: said before that, by whoever does
+  // it, so that nobody has to guess later whether what was queued there could be missing.
+  std::atomic<std::uint32_t> ending{0};
   std::atomic<std::uint64_t> busy_since_us{0};  // 0: between two actions
   std::atomic<std::uint64_t> helper_busy_since_us{0};
   std::atomic<std::int32_t> fork_child{0};  // its pid
@@ -91,6 +94,9 @@ class Diary {
 
   // A number that no block ever held; never 0, which fresh memory holds.
   [[nodiscard]] std::uint32_t new_canary(bool by_consumer) noexcept;
+
+  // The process ends, or loses its context, at once behind this.
+  void ends() noexcept { arena_->slots[slot_].ending.store(incarnation_); }
 
   [[nodiscard]] bool context_lost() const noexcept {
     return arena_->slots[slot_].context_lost.load();

@@ -248,6 +248,7 @@ void Driver::ended(Slot& slot, int code, int status) {
 
 void Driver::kill(Slot& slot) {
   slot.killed_by_driver = true;
+  arena_.slots[slot.plan.slot].ending.store(slot.plan.incarnation);
   slot.die_at = Clock::time_point::max();
   ::kill(slot.pid, SIGKILL);
 }

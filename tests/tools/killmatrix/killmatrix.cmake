@@ -17,10 +17,10 @@ if(NOT LIMBO_SANITIZE)
                               "There is no CUDA device")
 endif()
 
-# Each mistake must be caught: something is reused too early, or lost. "shared-timeline" needs minutes
-# on a small machine, so it is left to the traces' suite and to the model.
+# Each mistake must be caught: something is reused too early, or lost.
 if(NOT LIMBO_SANITIZE)
-  foreach(mistake ttl-on-held no-lifeline no-recheck dirty-first scan-before-closing)
+  foreach(mistake ttl-on-held no-lifeline no-recheck dirty-first scan-before-closing
+                  shared-timeline)
     add_test(NAME tools.killmatrix_catches_${mistake}
              COMMAND limbo_killmatrix --sabotage ${mistake} --kills 100000 --seconds 200
                      --deadline 6000)

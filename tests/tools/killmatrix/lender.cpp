@@ -107,8 +107,7 @@ void Lender::send() {
   diary_.arena().sends.fetch_add(1);
   if (sent_.size() < kMostSent) sent_.push_back(mail.descriptor);
   if (may_withdraw) withdrawable_.push_back(mail.descriptor);
-  mail.letter = {.from_slot = diary_.slot(),
-                 .from_incarnation = diary_.incarnation(),
+  mail.letter = {.from = {diary_.slot(), diary_.incarnation()},
                  .canary = own.canary,
                  .exclusive = exclusive ? 1U : 0U,
                  .must_open = !limited && !may_withdraw && !twice ? 1U : 0U};

@@ -4,6 +4,7 @@
 // somebody who was born after it was sent. So it is with any road outside of Limbo.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -13,15 +14,19 @@
 
 namespace limbo::killmatrix {
 
+struct Sender {
+  std::uint32_t slot = 0;
+  std::uint32_t incarnation = 0;  // 0: nobody
+};
+
 struct Letter {
-  std::uint32_t from_slot = 0;
-  std::uint32_t from_incarnation = 0;
+  Sender from;                  // the block's owner
   std::uint32_t canary = 0;     // what every word of the block holds
   std::uint32_t exclusive = 0;  // 1: its receiver is the only one, and may write
   std::uint32_t must_open = 0;  // 1: delivered once, with no time limit, never withdrawn
-  // Who has sent it on; what that one had queued may not come, either. Incarnation 0: nobody.
-  std::uint32_t by_slot = 0;
-  std::uint32_t by_incarnation = 0;
+  Sender by{};                  // who has sent it on; what that one had queued may not come, either
+  // Who had sent it on before, where nobody has seen since then that the contents had come.
+  std::array<Sender, 3> before{};
   // What is sent on has a time limit, since a dead one's cannot be withdrawn: must_open ends then.
   std::uint64_t must_open_until_us = ~std::uint64_t{0};
 };

@@ -16,6 +16,7 @@
 
 #include "allocator/device/sim_device.h"
 #include "allocator/options.h"
+#include "ipc/fail_point_hooks.h"
 #include "ipc/fail_points.h"
 #include "ipc/sharing_service.h"
 #include "tests/support/eventually.h"
@@ -42,6 +43,7 @@ class Process {
   [[noreturn]] void run() {
     diary_.line("born: %.100s", describe(plan_).c_str());
     set_fail_points(plan_.fail_points);
+    if (plan_.end == End::kFailPoint) die_at_fail_point(plan_.at_passing);
     set_options();
     busy(true);
     start();
@@ -55,6 +57,15 @@ class Process {
 
  private:
   [[nodiscard]] bool lends() const noexcept { return plan_.role == Role::kProducer; }
+
+  // As the action "crash" does, but not unannounced.
+  void die_at_fail_point(std::uint32_t passing) {
+    at_fail_point(kFailPoints[plan_.point].name, [this, passing] {
+      if (passing > 1) return die_at_fail_point(passing - 1);
+      diary_.ends();
+      (void)::raise(SIGKILL);
+    });
+  }
 
   void set_options() {
     set_option("ledger_exports", plan_.small_tables ? 48 : 4096);
@@ -134,6 +145,7 @@ class Process {
 
   [[noreturn]] void leave() {
     diary_.line("exit");
+    diary_.ends();
     if (helper_) helper_->pause();
     std::exit(0);
   }
@@ -150,17 +162,20 @@ class Process {
     if (plan_.exits) leave();
     if (plan_.loses_context && !page_.context_lost.exchange(true)) {
       diary_.line("loses its context");
+      diary_.ends();
       attempt(diary_, [&] { actor_->work().lose_context(); });
       say("l");
     }
     switch (plan_.end) {
       case End::kExit:
         diary_.line("_exit");
+        diary_.ends();
         ::_exit(0);
       case End::kLeave:
         leave();
       case End::kExec:
         diary_.line("exec");
+        diary_.ends();
         ::execl("/bin/sleep", "sleep", "60", nullptr);
         break;
       case End::kParent:

@@ -47,20 +47,26 @@ std::size_t pick_point(const Options& options, Random& random, Role role,
 }
 
 // Early more often than late: most points are passed a few times in a short life.
-std::string at_passing(Random& random) {
-  if (random.one_in(2)) return "@1";
-  return "@" + std::to_string(1 + random.below(std::uint64_t{1} << random.below(5)));
+std::uint32_t draw_passing(Random& random) {
+  if (random.one_in(2)) return 1;
+  return 1 + random.below(std::uint64_t{1} << random.below(5));
 }
 
-std::string setting_for(Random& random, std::size_t point, const char* action) {
-  std::string text = std::string(kFailPoints[point].name) + "=" + action;
+std::string at_passing(std::uint32_t passing) {
+  return "@" + std::to_string(passing);
+}
+
+// What must fail so that the point is passed at all, with a comma before it.
+std::string_view way_to(std::string_view point) {
   // Only a receive that fails before its claim says that it will not come.
-  if (kFailPoints[point].name == "decline.before_send") return text + ",receive.before_slot=error";
+  if (point == "decline.before_send") return ",receive.before_slot=error";
   // And only a connection that is given up says bye while its process goes on.
-  if (kFailPoints[point].name == "bye.before_send") return text + ",connect.after_welcome=error";
-  const bool once =
-      is_passed_at_exit(kFailPoints[point].name) || is_passed_when_lost(kFailPoints[point].name);
-  return once ? text : text + at_passing(random);
+  if (point == "bye.before_send") return ",connect.after_welcome=error";
+  return {};
+}
+
+bool is_passed_once(std::string_view point) {
+  return is_passed_at_exit(point) || is_passed_when_lost(point) || !way_to(point).empty();
 }
 
 // A point elsewhere that is slow, or that fails.
@@ -74,9 +80,10 @@ std::string disturbance(Random& random, std::size_t taken) {
   // A release that fails stays held until its process ends: nothing for a balance.
   const bool may_fail = kFailPoints[point].can_fail && name != "release.before_enqueue";
   if (may_fail && random.one_in(2)) {
-    return "," + name + "=error" + at_passing(random);
+    return "," + name + "=error" + at_passing(draw_passing(random));
   }
-  return "," + name + "=delay:" + std::to_string(1 + random.below(3)) + at_passing(random);
+  return "," + name + "=delay:" + std::to_string(1 + random.below(3)) +
+         at_passing(draw_passing(random));
 }
 
 End random_end(Random& random) {
@@ -129,11 +136,15 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
   plan.fail_points = "share.after_open=delay:0@1000000000";
   if (plan.end == End::kFailPoint || plan.end == End::kStopped) {
     plan.point = taken = pick_point(options, random, role, killed_at);
-    plan.fail_points +=
-        "," + setting_for(random, plan.point, plan.end == End::kFailPoint ? "crash" : "stop");
+    const std::string_view point = kFailPoints[plan.point].name;
+    if (!is_passed_once(point)) plan.at_passing = draw_passing(random);
+    plan.fail_points += way_to(point);
+    if (plan.end == End::kStopped) {
+      plan.fail_points += "," + std::string(point) + "=stop" + at_passing(plan.at_passing);
+    }
     plan.lifetime = 4 * options.lifetime;  // to get there
-    plan.exits = is_passed_at_exit(kFailPoints[plan.point].name);
-    plan.loses_context = is_passed_when_lost(kFailPoints[plan.point].name);
+    plan.exits = is_passed_at_exit(point);
+    plan.loses_context = is_passed_when_lost(point);
   } else if (plan.end == End::kKilledYoung) {
     plan.lifetime = std::chrono::milliseconds(random.between(0, options.lifetime.count() / 4));
   } else if (plan.end == End::kContextLost) {
@@ -161,7 +172,7 @@ std::string describe(const Plan& plan) {
       text += "killed while it starts";
       break;
     case End::kFailPoint:
-      text += "dies at a fail point";
+      text += "dies at " + std::string(kFailPoints[plan.point].name) + at_passing(plan.at_passing);
       break;
     case End::kStopped:
       text += "stops at a fail point";

@@ -33,6 +33,7 @@ struct Plan {
   std::uint64_t seed = 0;
   End end = End::kKilled;
   std::size_t point = 0;                  // of kFailPoint and kStopped
+  std::uint32_t at_passing = 1;           // of it
   std::string fail_points;                // the whole setting
   std::chrono::milliseconds lifetime{0};  // from ready on (kKilledYoung: from birth); then SIGKILL
   std::uint32_t at_action = 0;            // of kExit, kExec, kLeave, kParent

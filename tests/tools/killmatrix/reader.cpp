@@ -1,5 +1,6 @@
 #include "tests/tools/killmatrix/reader.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -13,16 +14,21 @@ constexpr int kNoDevice = 999;
 constexpr std::chrono::milliseconds kSentOnFor{600};
 constexpr std::uint64_t kMustOpenFor_us = 150'000;
 constexpr std::size_t kFlood = 320;  // more than wait on a stream, fewer than a row takes
-// How long the death of a sender may take to be seen by its readers.
+// A driver meets the end of a process before that is known here.
 constexpr std::chrono::milliseconds kUntilDeathIsSeen{2000};
 
-// Whoever owns the block, or has sent it on.
-bool has_ended(const Arena& arena, const Letter& letter) {
-  const auto is_gone = [&](std::uint32_t slot, std::uint32_t incarnation) {
-    return incarnation != 0 && arena.slots[slot].incarnation.load() != incarnation;
-  };
-  return is_gone(letter.from_slot, letter.from_incarnation) ||
-         is_gone(letter.by_slot, letter.by_incarnation);
+bool ends(const Arena& arena, const Sender& sender) {
+  if (sender.incarnation == 0) return false;
+  const SlotPage& page = arena.slots[sender.slot];
+  return page.ending.load() == sender.incarnation || page.incarnation.load() != sender.incarnation;
+}
+
+// Whether one of those ends by now whose work the contents come from: the block's owner, and who has
+// sent it on.
+bool a_sender_ends(const Arena& arena, const Letter& letter) {
+  return ends(arena, letter.from) || ends(arena, letter.by) ||
+         std::any_of(letter.before.begin(), letter.before.end(),
+                     [&](const Sender& sender) { return ends(arena, sender); });
 }
 
 }  // namespace
@@ -83,15 +89,15 @@ bool Reader::receive() {
     return true;
   }
   // The newest of those that must come is for the end.
-  if (mail->letter.must_open != 0 && mail->letter.by_incarnation == 0 &&
-      mail->letter.from_slot != diary_.slot()) {
+  if (mail->letter.must_open != 0 && mail->letter.by.incarnation == 0 &&
+      mail->letter.from.slot != diary_.slot()) {
     std::swap(mail, put_by_);
     if (!mail) return true;
   }
   const StreamHandle stream = work_.stream(random_.below(GpuWork::kStreams));
   ReceiveOptions options;
   options.current_stream = [stream](int) { return stream; };
-  diary_.line("receive from %u, canary %u", mail->letter.from_slot, mail->letter.canary);
+  diary_.line("receive from %u, canary %u", mail->letter.from.slot, mail->letter.canary);
   Held held;
   try {
     held.block = process_sharing().receive(mail->descriptor, options).block;
@@ -112,7 +118,7 @@ bool Reader::receive() {
 void Reader::receive_in_vain(const Mail& mail) {
   ReceiveOptions options;
   options.device = kNoDevice;
-  diary_.line("receive in vain from %u, canary %u", mail.letter.from_slot, mail.letter.canary);
+  diary_.line("receive in vain from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
   try {
     (void)process_sharing().receive(mail.descriptor, options);
     diary_.found(Harm::kLost, "received on device %d, which does not exist", kNoDevice);
@@ -125,7 +131,7 @@ void Reader::flood(const Mail& mail) {
   const StreamHandle stream = work_.stream(random_.below(GpuWork::kStreams));
   ReceiveOptions options;
   options.current_stream = [stream](int) { return stream; };
-  diary_.line("flood from %u, canary %u", mail.letter.from_slot, mail.letter.canary);
+  diary_.line("flood from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
   std::vector<std::unique_ptr<ReceivedBlock>> blocks;
   try {
     while (blocks.size() < kFlood) {
@@ -153,7 +159,7 @@ void Reader::refused(const Letter& letter, const Error& failure) {
         diary_.found(Harm::kLost,
                      "a message of process %u, incarnation %u, canary %u, that was "
                      "promised to it alone: %s",
-                     letter.from_slot, letter.from_incarnation, letter.canary, failure.what());
+                     letter.from.slot, letter.from.incarnation, letter.canary, failure.what());
       }
       break;
     case ErrorCode::kProducerExited:
@@ -164,21 +170,20 @@ void Reader::refused(const Letter& letter, const Error& failure) {
       diary_.found(Harm::kEarly,
                    "an export of process %u, canary %u, was another one behind a "
                    "claim that stood: %s",
-                   letter.from_slot, letter.canary, failure.what());
+                   letter.from.slot, letter.canary, failure.what());
       break;
     default:
       // A driver may take its time over the end of a process.
-      if (failure.code() == ErrorCode::kDeviceError && owner_is_gone(letter)) break;
-      diary_.found(Harm::kLost, "receiving from process %u, canary %u: %s", letter.from_slot,
+      if (failure.code() == ErrorCode::kDeviceError && sender_ends_soon(letter)) break;
+      diary_.found(Harm::kLost, "receiving from process %u, canary %u: %s", letter.from.slot,
                    letter.canary, failure.what());
   }
   diary_.arena().refusals.fetch_add(1);
 }
 
-bool Reader::owner_is_gone(const Letter& letter, const ReceivedBlock* block) const {
-  return testing::eventually(
-      [&] { return (block != nullptr && block->orphaned()) || has_ended(diary_.arena(), letter); },
-      kUntilDeathIsSeen);
+bool Reader::sender_ends_soon(const Letter& letter) const {
+  return testing::eventually([&] { return a_sender_ends(diary_.arena(), letter); },
+                             kUntilDeathIsSeen);
 }
 
 void Reader::check(Held& held) {
@@ -191,14 +196,14 @@ void Reader::check(Held& held) {
     return;
   }
   if (diary_.context_lost()) return;  // what was queued is dropped
-  if (!held.verified && owner_is_gone(held.letter, held.block.get())) {
-    // Its sender died before it was written.
+  if (!held.verified && a_sender_ends(diary_.arena(), held.letter)) {
+    // It ended before it had written, and so its readers wait no longer.
     diary_.arena().orphans.fetch_add(1);
     held.expected = 0;
     return;
   }
   diary_.found(Harm::kEarly, "block %p, %zu bytes, from process %u, with canary %u, %s: %s",
-               held.block->data(), held.block->size_bytes(), held.letter.from_slot, held.expected,
+               held.block->data(), held.block->size_bytes(), held.letter.from.slot, held.expected,
                held.verified ? "changed while it was held" : "is another one",
                describe_canary(diary_.arena(), *foreign).c_str());
   held.expected = 0;
@@ -243,6 +248,7 @@ void Reader::change_stream(Held& held) {
 // Sends on what is held. What is exclusive is the next one's alone from then on.
 void Reader::send_on(std::size_t index) {
   Held& held = held_[index];
+  if (!held.verified && held.letter.before.back().incarnation != 0) check(held);
   if (held.expected == 0 || held.repeats) return;
   ShareOptions options;
   options.current_stream = GpuWork::ref(held.last);
@@ -269,8 +275,13 @@ void Reader::send_on(std::size_t index) {
   diary_.arena().forwards.fetch_add(1);
   mail.letter = held.letter;
   mail.letter.canary = held.expected;
-  mail.letter.by_slot = diary_.slot();
-  mail.letter.by_incarnation = diary_.incarnation();
+  if (held.verified) {
+    mail.letter.before = {};
+  } else {
+    std::shift_right(mail.letter.before.begin(), mail.letter.before.end(), 1);
+    mail.letter.before.front() = held.letter.by;
+  }
+  mail.letter.by = {diary_.slot(), diary_.incarnation()};
   mail.letter.must_open = limited ? 0U : 1U;
   mail.letter.must_open_until_us = now_us() + kMustOpenFor_us;
   const std::uint32_t to = random_.below(slots_);
@@ -321,7 +332,7 @@ void Reader::release_all() {
   diary_.line("release all, %zu", held_.size());
   held_.clear();
   while (const std::optional<Mail> mail = take()) {
-    if (mail->letter.by_incarnation == 0) continue;
+    if (mail->letter.by.incarnation == 0) continue;
     try {
       (void)process_sharing().receive(mail->descriptor, {});
     } catch (const Error& failure) {

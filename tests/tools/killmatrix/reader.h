@@ -56,9 +56,8 @@ class Reader {
   void flood(const Mail& mail);
   void refused(const Letter& letter, const Error& failure);
   void check(Held& held);
-  // Whether its owner, or who has sent it on, ends now.
-  [[nodiscard]] bool owner_is_gone(const Letter& letter,
-                                   const ReceivedBlock* block = nullptr) const;
+  // Whether its owner, or who has sent it on, ends now or soon.
+  [[nodiscard]] bool sender_ends_soon(const Letter& letter) const;
   void write(Held& held, std::chrono::milliseconds duration);
   void change_stream(Held& held);
   void send_on(std::size_t index);
