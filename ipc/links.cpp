@@ -84,6 +84,20 @@ std::vector<std::shared_ptr<ProducerLink>> Links::all() {
   return links;
 }
 
+void Links::tell_context_lost() noexcept {
+  try {
+    for (const auto& link : all()) link->tell_context_lost();
+  } catch (const std::exception&) {
+    // No memory for the list: the loss is looked for again.
+  }
+}
+
+bool Links::own_numbers_landed() {
+  const auto links = all();
+  return std::all_of(links.begin(), links.end(),
+                     [](const auto& link) { return link->own_numbers_landed(); });
+}
+
 void Links::leave() noexcept {
   std::vector<std::shared_ptr<ProducerLink>> links;
   try {

@@ -30,6 +30,12 @@ class Links {
   // landing or mapped. Its tables are unmapped on the unmapper, which may wait for kernels.
   void forget(std::shared_ptr<ProducerLink> link);
 
+  // This process's GPU context is lost: lets everybody pass who waits for its work, and tells the
+  // owners. Whoever notices a loss says it to all of them.
+  void tell_context_lost() noexcept;
+  // Whether the streams have got to all numbers that were taken to send on. Makes no device call.
+  [[nodiscard]] bool own_numbers_landed();
+
   // What this process holds of them, by address.
   [[nodiscard]] Holdings& holdings() noexcept { return holdings_; }
 

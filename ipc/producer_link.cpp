@@ -145,8 +145,9 @@ void ProducerLink::leave() noexcept {
 }
 
 void ProducerLink::tell_context_lost() noexcept {
-  if (told_context_lost_.exchange(true)) return;
+  const bool told = told_context_lost_.exchange(true);
   own_timelines_.end_all();  // what was sent on waits for numbers that will not come
+  if (told) return;
   try {
     (void)socket_.send(encode_context_lost());
   } catch (const std::exception&) {

@@ -81,7 +81,8 @@ class ProducerLink {
   // behind that it notes everything anyway).
   void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
   void ring_half_full() noexcept;
-  // This process's GPU context is lost; once.
+  // This process's GPU context is lost: lets everybody pass who waits for its work, as often as it is
+  // called; the producer is told once.
   void tell_context_lost() noexcept;
   // What was forwarded for this process will not be sent.
   void take_back(std::uint32_t export_index, std::uint64_t generation) noexcept;

@@ -202,7 +202,7 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
   } catch (const Error& failure) {
     if (failure.code() != ErrorCode::kDeviceError) throw;
     if (releases_.is_lost(device, true)) {
-      link->tell_context_lost();
+      links_.tell_context_lost();
       throw_lost(device, failure.what());
     }
     throw;

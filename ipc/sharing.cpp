@@ -79,12 +79,15 @@ Bytes SharingService::share(const void* data, std::size_t size_bytes, const Shar
 // another thread just now, or have come on a stream that is being captured. False: it came by none.
 bool SharingService::share_held(const void* data, std::size_t size_bytes,
                                 const ShareOptions& options, Descriptor& descriptor) {
+  Engine& with = engine();
   std::optional<Error> over;  // why none will do; that one is being released says the least
-  for (const Holding& held : engine().links.holdings().find_all(data, size_bytes)) {
+  for (const Holding& held : with.links.holdings().find_all(data, size_bytes)) {
     try {
-      send_on(engine().device, held, data, size_bytes, options, descriptor);
+      send_on(with.device, held, data, size_bytes, options, descriptor);
+      with.releaser.nudge();  // somebody may wait for its numbers from here on
       return true;
     } catch (const Error& failure) {
+      if (failure.code() == ErrorCode::kDeviceError) (void)with.look_for_a_lost_context();
       if (!is_about_one_message(failure.code())) throw;
       if (!over || over->code() == ErrorCode::kGone) over = failure;
     }

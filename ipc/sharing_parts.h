@@ -38,6 +38,7 @@ struct SharingService::Engine {
         unmapper(device, links, releases) {
     releaser.post([this] {
       add_periodic(releaser, [this](Clock::time_point now) { return releases.run(now); });
+      add_periodic(releaser, [this](Clock::time_point now) { return look_at_sent_on(now); });
     });
     unmapper_thread.post([this] {
       add_periodic(unmapper_thread, [this](Clock::time_point now) { return unmapper.run(now); });
@@ -51,8 +52,33 @@ struct SharingService::Engine {
     });
   }
 
+  // A context that is lost takes the whole process's GPU work with it: whoever waits for what was
+  // sent on is let pass. True when one is lost.
+  bool look_for_a_lost_context() {
+    bool lost = false;
+    for (int index = 0; index < device.device_count(); ++index) {
+      lost |= releases.is_lost(index, true);
+    }
+    if (lost) links.tell_context_lost();
+    return lost;
+  }
+
+  // While others may be waiting for this process's work on what it has sent on, nothing else need
+  // call the device here: a process that holds on releases nothing.
+  std::optional<Clock::time_point> look_at_sent_on(Clock::time_point now) {
+    if (links.own_numbers_landed()) return std::nullopt;
+    if (now >= next_look_at_sent_on) {
+      next_look_at_sent_on = now + kLookAtSentOn;
+      (void)look_for_a_lost_context();
+    }
+    return next_look_at_sent_on;
+  }
+
+  static constexpr std::chrono::milliseconds kLookAtSentOn{50};
+
   Device& device;
   std::atomic<bool> ended{false};
+  Clock::time_point next_look_at_sent_on{};  // of the releaser alone
   ServiceThread reaper{"limbo-reaper"};
   ServiceThread worker{"limbo-worker"};
   ServiceThread releaser{"limbo-releaser"};
@@ -150,12 +176,9 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   }
   void context_lost(std::uint32_t lease) override { producer.lease_lost_context(lease); }
 
-  // A context that is lost takes the whole process's GPU work with it. Told again and again: a late
-  // write may have set a timeline back.
+  // Told again and again: a late write may have set a timeline back.
   void look_for_a_lost_context() {
-    for (int device = 0; device < engine.device.device_count(); ++device) {
-      if (engine.device.is_lost(device)) producer.mark_context_lost();
-    }
+    if (engine.look_for_a_lost_context()) producer.mark_context_lost();
   }
 
   Bytes acquire_for_other(const std::string& name) override {
