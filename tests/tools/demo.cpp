@@ -64,7 +64,7 @@ class Demo {
   }
 
  private:
-  static constexpr char kTraceName[] = "multistream.trace";
+  static constexpr char kTraceName[] = "traces/multistream.trace";
   // How long the demo waits for what must come back; it takes milliseconds.
   static constexpr std::chrono::milliseconds kPatience{10'000};
 

@@ -59,7 +59,7 @@ TEST_F(TraceTest, NamesTheLineThatIsWrong) {
 }
 
 TEST_F(TraceTest, ReadsTheTraceOfTheDemo) {
-  const Trace trace = read_trace(test_data("multistream.trace"));
+  const Trace trace = read_trace(test_data("traces/multistream.trace"));
   EXPECT_EQ(trace.events.size(), 552U);
   EXPECT_EQ(trace.stream_count, 4U);
   EXPECT_EQ(trace.peak_bytes, 254150072U);

@@ -1,0 +1,27 @@
+# The recorded traces as tests: each must complete within 1.01 times the smallest memory limit under
+# which PyTorch's native allocator completes it. The ratios are tests/data/README.md's.
+if(TARGET limbo_torch)
+  # --backend native; the replayed allocator itself has no use for torch.
+  target_compile_definitions(limbo_replay PRIVATE LIMBO_REPLAY_WITH_TORCH=1)
+  target_link_libraries(limbo_replay PRIVATE limbo_dep::c10_cuda)
+endif()
+
+set(limbo_traces ${PROJECT_SOURCE_DIR}/tests/data/traces)
+add_test(NAME tools.replay_finds_the_limit COMMAND limbo_replay --find-limit --json
+                                                   ${limbo_traces}/multistream.trace)
+set_tests_properties(
+  tools.replay_finds_the_limit
+  PROPERTIES TIMEOUT 120 LABELS tools
+             PASS_REGULAR_EXPRESSION
+             "\"events\":552,\"requested_bytes\":254150072,\"completed\":true.*\"smallest_limit_bytes\":[0-9]")
+add_test(NAME tools.replay_by_several_threads COMMAND limbo_replay --threads 4
+                                                      ${limbo_traces}/multistream.trace)
+set_tests_properties(tools.replay_by_several_threads PROPERTIES TIMEOUT 120 LABELS tools)
+# Less than is requested is never enough: a held trace can fail.
+add_test(NAME tools.replay_sees_too_little_memory
+         COMMAND limbo_replay --hold-to 1 ${limbo_traces}/multistream.trace)
+set_tests_properties(tools.replay_sees_too_little_memory
+                     PROPERTIES TIMEOUT 120 LABELS tools PASS_REGULAR_EXPRESSION "OUT OF MEMORY")
+add_test(NAME tools.replay_refuses_native_without_a_gpu COMMAND limbo_replay --backend native x)
+set_tests_properties(tools.replay_refuses_native_without_a_gpu
+                     PROPERTIES LABELS tools PASS_REGULAR_EXPRESSION "runs on a GPU only")
