@@ -104,6 +104,10 @@ std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_
 }
 
 Block* Allocator::Impl::take_cached(const Request& request) noexcept {
+  const DeviceCounters& counters = heaps[static_cast<std::size_t>(request.stream.device)]->counters;
+  if (counters.caches_bypassed()) [[unlikely]] {
+    return nullptr;
+  }
   ThreadCache* cache = thread_cache();
   if (cache == nullptr) return nullptr;
   const GateVisit visit(cache->gate());
@@ -113,7 +117,6 @@ Block* Allocator::Impl::take_cached(const Request& request) noexcept {
   Block* block = cache->take(*stream, request.size_bytes);
   if (block == nullptr) return nullptr;
   block->requested_bytes.store(request.requested_bytes, std::memory_order_relaxed);
-  const DeviceCounters& counters = heaps[static_cast<std::size_t>(request.stream.device)]->counters;
   cache->counters(request.stream.device)
       .on_allocate(block->segment->large, block->size_bytes, request.requested_bytes, block->split,
                    counters.epoch());
@@ -177,7 +180,10 @@ void Allocator::free(void* data) {
   Block* block = impl_->page_table.starting_at(data);
   if (block == nullptr) impl_->throw_wrong_free(data);
   const std::uint64_t word = block->word.load(std::memory_order_acquire);
-  if (block_word::is_plain_allocated(word) && impl_->free_cached(block, word)) return;
+  if (block_word::is_plain_allocated(word) && impl_->frees_may_be_cached() &&
+      impl_->free_cached(block, word)) {
+    return;
+  }
   impl_->free_slow(data, block, word);
 }
 

@@ -43,6 +43,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] std::pair<DeviceHeap*, std::unique_lock<std::mutex>> lock_heap_at(const void* data);
   [[nodiscard]] Block* take_cached(const Request& request) noexcept;
   [[nodiscard]] bool free_cached(Block* block, std::uint64_t word);
+  [[nodiscard]] bool frees_may_be_cached() const noexcept {
+    return free_bypasses.load(std::memory_order_relaxed) == 0;
+  }
 
   // ---- slow_path.cpp ----
   [[nodiscard]] void* allocate_slow(const Request& request);
@@ -98,6 +101,13 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void give_central(Chain& chain);
   // Everything that caches and the depot hold of a device to its free lists.
   void reclaim_caches(DeviceHeap& at);
+  // From now on allocations of the device go the central way, until allow_caches has been called as
+  // often. What caches hold goes to the free lists.
+  void bypass_caches(DeviceHeap& at);
+  static void allow_caches(DeviceHeap& at) noexcept { at.counters.allow_caches(); }
+  // The same for the frees of all devices.
+  void bypass_caches_on_free() noexcept { free_bypasses.fetch_add(1, std::memory_order_relaxed); }
+  void allow_caches_on_free() noexcept { free_bypasses.fetch_sub(1, std::memory_order_relaxed); }
 
   // ---- inspection.cpp ----
   [[nodiscard]] DeviceStats stats(DeviceHeap& at);
@@ -125,7 +135,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
     std::vector<ThreadCache*> stopped_;
   };
 
-  const std::uint64_t id;  // never 0, never reused
+  const std::uint64_t id;                       // never 0, never reused
+  std::atomic<std::uint32_t> free_bypasses{0};  // beside the id, which every free reads anyway
   Device& device;
   ProviderCudaMalloc provider;
   PageTable page_table;

@@ -26,12 +26,13 @@ enum class BlockState : std::uint8_t {
   kReturning,   // all of a piece that may be on its way back to the driver
 };
 
-// The word: generation (32 bits) | pins (24) | unused (2) | flags (2) | state (4).
+// The word: generation (32 bits) | pins (24) | unused (1) | flags (3) | state (4).
 //
 // | from -> to                        | who                              | how                     |
 // |-----------------------------------|----------------------------------|-------------------------|
 // | Cached -> Allocated, generation+1 | the cache's owner, in its gate   | release store           |
-// | Free -> Allocated, generation+1   | a miss, heap lock                | release store           |
+// | Free -> Allocated, generation+1   | a miss, heap lock; with kPrivate | release store           |
+// |                                   | where the pool is a private one  |                         |
 // | Allocated, no flags -> Cached     | free, in the gate                | compare-and-swap        |
 // | Allocated -> Free, Waiting, Limbo | free, the slow way, heap lock    | compare-and-swap        |
 // | Allocated: pins, flags            | pin, unpin, record_stream        | compare-and-swap        |
@@ -51,6 +52,7 @@ namespace block_word {
 inline constexpr std::uint64_t kStateMask = 0xf;
 inline constexpr std::uint64_t kRecorded = 1U << 4;    // record_stream named other streams
 inline constexpr std::uint64_t kEverPinned = 1U << 5;  // its note may be set: free clears it
+inline constexpr std::uint64_t kPrivate = 1U << 6;     // of a private pool: never cached
 inline constexpr std::uint64_t kPinUnit = 1U << 8;
 inline constexpr std::uint64_t kMaxPins = (1U << 24) - 1;
 inline constexpr unsigned kGenerationShift = 32;

@@ -95,6 +95,16 @@ void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
   at.give_all(all);
 }
 
+void Allocator::Impl::bypass_caches(DeviceHeap& at) {
+  at.counters.bypass_caches();
+  try {
+    reclaim_caches(at);
+  } catch (...) {
+    allow_caches(at);
+    throw;
+  }
+}
+
 void Allocator::Impl::StoppedGates::stop() {
   if (stopped_.empty()) return;
   for (ThreadCache* cache : stopped_) cache->gate().ask_to_stop();

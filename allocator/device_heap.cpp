@@ -51,7 +51,9 @@ void EventPool::destroy_all(Device& device, int index) noexcept {
 }
 
 DeviceHeap::DeviceHeap(int device_index, PageTable& page_table)
-    : device(device_index), page_table_(page_table) {}
+    : device(device_index),
+      default_pool(std::make_shared<Pool>(PoolId{})),
+      page_table_(page_table) {}
 
 DeviceHeap::~DeviceHeap() = default;
 
@@ -68,14 +70,14 @@ void DeviceHeap::drop_node(Block* block) noexcept {
 }
 
 void DeviceHeap::insert_free(Block* block) {
-  list_of(*block->segment).insert(block);
+  block->segment->pool->list(block->segment->large).insert(block);
   if (!is_part(block)) return;
   counters.add(kInactive, block->segment->large, 1);
   counters.add(kInactiveBytes, block->segment->large, block->size_bytes);
 }
 
 void DeviceHeap::remove_free(Block* block) {
-  list_of(*block->segment).erase(block);
+  block->segment->pool->list(block->segment->large).erase(block);
   if (!is_part(block)) return;
   counters.subtract(kInactive, block->segment->large, 1);
   counters.subtract(kInactiveBytes, block->segment->large, block->size_bytes);
@@ -107,10 +109,9 @@ void DeviceHeap::absorb_next(Block* block) noexcept {
   drop_node(gone);
 }
 
-Block* DeviceHeap::find_fit(StreamHandle stream, std::size_t size_bytes) {
+Block* DeviceHeap::find_fit(const Pool& pool, StreamHandle stream, std::size_t size_bytes) {
   ++searches;
-  const FreeList& list = sizes::is_large(size_bytes) ? large : small;
-  Block* block = list.find_best(stream, size_bytes);
+  Block* block = pool.list(sizes::is_large(size_bytes)).find_best(stream, size_bytes);
   if (block == nullptr || block->size_bytes < policy.max_split_size_bytes) return block;
   // A block that is not to be cut.
   if (size_bytes < policy.max_split_size_bytes) return nullptr;
@@ -136,7 +137,8 @@ void* DeviceHeap::hand_out(Block* block, std::size_t size_bytes, std::size_t req
   counters.add_active(block->segment->large, block->size_bytes, requested_bytes);
   counters.add_allocated(block->segment->large, block->size_bytes);
   const std::uint64_t word = block->word.load(std::memory_order_relaxed);
-  block->word.store(block_word::next_allocated(word), std::memory_order_release);
+  const std::uint64_t flags = block->segment->pool->is_default() ? 0 : block_word::kPrivate;
+  block->word.store(block_word::next_allocated(word) | flags, std::memory_order_release);
   return block->data();
 }
 
@@ -175,11 +177,12 @@ void DeviceHeap::give_all(Chain& chain) {
   while (!chain.empty()) give(chain.pop(), true);
 }
 
-Segment& DeviceHeap::add_segment(Provider& provider, void* base, std::size_t size_bytes,
-                                 StreamRef stream, bool is_large) {
+Segment& DeviceHeap::add_segment(const std::shared_ptr<Pool>& pool, Provider& provider, void* base,
+                                 std::size_t size_bytes, StreamRef stream, bool is_large) {
   auto made = std::make_unique<Segment>();
   Segment& segment = *made;
   segment.provider = &provider;
+  segment.pool = pool;
   segment.stream = stream;
   segment.large = is_large;
   segment.base = static_cast<std::byte*>(base);
@@ -251,15 +254,18 @@ void DeviceHeap::show_addresses(const Segment& segment) {
   page_table_.set(segment.base, segment.first);
 }
 
-void DeviceHeap::finish_return(Segment& segment) noexcept {
+std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
   const CountersChange change(counters);
   counters.subtract(kSegments, segment.large, 1);
   counters.subtract(kReserved, segment.large, segment.size_bytes);
   ++counters.num_device_free;
   reserved_bytes -= segment.size_bytes;
   drop_node(segment.first);
-  segments.erase(segment.piece.id);
+  const auto at = segments.find(segment.piece.id);
+  std::unique_ptr<Segment> gone = std::move(at->second);
+  segments.erase(at);
   end_work();
+  return gone;
 }
 
 void DeviceHeap::end_work() noexcept {

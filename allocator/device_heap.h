@@ -19,6 +19,7 @@
 #include "allocator/depot.h"
 #include "allocator/free_list.h"
 #include "allocator/page_table.h"
+#include "allocator/pools.h"
 #include "allocator/segment.h"
 #include "allocator/stats_counters.h"
 
@@ -49,9 +50,9 @@ class DeviceHeap {
 
   // ---- free memory: caller holds the heap lock ----
 
-  // The best fit that the policy allows; null if there is none. `size_bytes` is rounded. It stays
-  // in its list.
-  [[nodiscard]] Block* find_fit(StreamHandle stream, std::size_t size_bytes);
+  // The pool's best fit that the policy allows; null if there is none. `size_bytes` is rounded. It
+  // stays in its list.
+  [[nodiscard]] Block* find_fit(const Pool& pool, StreamHandle stream, std::size_t size_bytes);
 
   // Hands out a free block that is large enough, split where that leaves a block.
   [[nodiscard]] void* hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes);
@@ -66,9 +67,9 @@ class DeviceHeap {
   // Gives a chain of cached blocks, all of this device.
   void give_all(Chain& chain);
 
-  // Enters new memory as one free block.
-  Segment& add_segment(Provider& provider, void* base, std::size_t size_bytes, StreamRef stream,
-                       bool large);
+  // Enters new memory as one free block of the pool.
+  Segment& add_segment(const std::shared_ptr<Pool>& pool, Provider& provider, void* base,
+                       std::size_t size_bytes, StreamRef stream, bool large);
 
   // Returning a piece, in steps (see pieces.cpp).
   // The first piece after `after` with no block out; null if there is none. It is out of the free
@@ -79,7 +80,8 @@ class DeviceHeap {
   void cancel_return(Segment& segment);                  // back into the free lists
   void hide_addresses(const Segment& segment) noexcept;  // lookups no longer find it
   void show_addresses(const Segment& segment);           // they do again
-  void finish_return(Segment& segment) noexcept;         // the driver has it
+  // The driver has it. Destroy the result with no lock held: it may be the last that holds its pool.
+  [[nodiscard]] std::unique_ptr<Segment> finish_return(Segment& segment) noexcept;
 
   // ---- work in progress: caller holds the heap lock ----
   // Somebody holds memory of this device that is in no list (a driver call, an event that is being
@@ -94,8 +96,7 @@ class DeviceHeap {
 
   // ---- data, guarded by the heap lock ----
   std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
-  FreeList small;
-  FreeList large;
+  const std::shared_ptr<Pool> default_pool;
   DeviceCounters counters;
   std::map<StreamHandle, std::unique_ptr<StreamDepot>> depots;  // never erased
   AllocationPolicy policy;
@@ -121,9 +122,6 @@ class DeviceHeap {
   EventPool events;  // of this device's streams
 
  private:
-  [[nodiscard]] FreeList& list_of(const Segment& segment) noexcept {
-    return segment.large ? large : small;
-  }
   void cut(Block* block, std::size_t size_bytes);
   Segment& take_out_of_lists(Segment& segment);
   [[nodiscard]] Block* new_node();

@@ -98,7 +98,7 @@ std::size_t Allocator::largest_free_block_bytes(int device) {
   impl_->reclaim_caches(at);
   const std::lock_guard lock(at.mutex);
   std::size_t largest = 0;
-  for (const FreeList* list : {&at.small, &at.large}) {
+  for (const FreeList* list : {&at.default_pool->small, &at.default_pool->large}) {
     for (const Block* block : *list) largest = std::max(largest, block->size_bytes);
   }
   return largest;

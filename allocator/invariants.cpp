@@ -40,9 +40,9 @@ class Check {
 
   void segments() {
     for (const auto& [piece_id, segment] : heap_.segments) check_segment(*segment);
-    if (heap_.small.size() + heap_.large.size() != free_blocks_) {
-      broken("free lists hold ", heap_.small.size() + heap_.large.size(), " blocks, segments have ",
-             free_blocks_, " free ones");
+    const std::size_t listed = heap_.default_pool->small.size() + heap_.default_pool->large.size();
+    if (listed != free_blocks_) {
+      broken("free lists hold ", listed, " blocks, segments have ", free_blocks_, " free ones");
     }
   }
 
@@ -111,7 +111,7 @@ class Check {
     const std::size_t requested = block.requested_bytes.load(std::memory_order_relaxed);
     switch (block_word::state(word)) {
       case BlockState::kFree: {
-        const FreeList& list = segment.large ? heap_.large : heap_.small;
+        const FreeList& list = segment.pool->list(segment.large);
         if (!list.contains(const_cast<Block*>(&block))) broken("a free block is in no list");
         ++free_blocks_;
         break;

@@ -32,6 +32,7 @@ bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
     at.cancel_return(segment);
     throw;
   }
+  std::unique_ptr<Segment> gone;  // destroyed behind the lock
   {
     const std::lock_guard lock(at.mutex);
     if (!allowed) {
@@ -40,7 +41,7 @@ bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
       at.cancel_return(segment);
       return false;
     }
-    at.finish_return(segment);
+    gone = at.finish_return(segment);
   }
   if (asked != nullptr) asked->piece_returned(piece_id);
   return true;

@@ -7,11 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "allocator/block.h"
 #include "allocator/provider.h"
 
 namespace limbo {
+
+struct Pool;  // pools.h
 
 struct Piece {
   std::uint64_t id = 0;  // never reused in this process
@@ -25,7 +28,8 @@ struct Piece {
 
 struct Segment {
   Provider* provider = nullptr;
-  StreamRef stream;  // home of all its blocks
+  std::shared_ptr<Pool> pool;  // never null, constant
+  StreamRef stream;            // home of all its blocks
   bool large = false;
   std::byte* base = nullptr;
   std::size_t size_bytes = 0;

@@ -31,7 +31,7 @@ bool inside_callback() noexcept {
 void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request) {
   const std::lock_guard lock(from.mutex);
   const CountersChange change(from.counters);
-  Block* block = from.find_fit(request.stream.handle, request.size_bytes);
+  Block* block = from.find_fit(*from.default_pool, request.stream.handle, request.size_bytes);
   if (block == nullptr) return nullptr;
   return from.hand_out(block, request.size_bytes, request.requested_bytes);
 }
@@ -75,8 +75,8 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request) {
     if (base != nullptr) {
       const std::lock_guard lock(at.mutex);
       const CountersChange change(at.counters);
-      const Segment& segment = at.add_segment(provider, base, size_bytes, request.stream,
-                                              sizes::is_large(request.size_bytes));
+      const Segment& segment = at.add_segment(at.default_pool, provider, base, size_bytes,
+                                              request.stream, sizes::is_large(request.size_bytes));
       at.end_work();
       // Under the same lock, so that no other thread takes it away.
       return at.hand_out(segment.first, request.size_bytes, request.requested_bytes);

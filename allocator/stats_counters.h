@@ -64,13 +64,23 @@ class alignas(64) ThreadCounters {
   std::atomic<std::uint64_t> epoch_{0};
 };
 
-// The heap's counters of one device. Every function but epoch() needs the heap lock.
+// The heap's counters of one device. Every function but epoch() and the three below it needs the heap
+// lock.
 class DeviceCounters {
  public:
   // A window that threads compare with; changes whenever the heap's levels may have changed.
   [[nodiscard]] std::uint64_t epoch() const noexcept {
     return epoch_.load(std::memory_order_relaxed);
   }
+
+  // Whether allocations must go the central way, past all caches: somebody has asked for it and not
+  // yet taken it back. It lives here because every hit reads this line anyway. Relaxed: an
+  // allocation that happens after the asking (in the language's sense) sees it.
+  [[nodiscard]] bool caches_bypassed() const noexcept {
+    return bypasses_.load(std::memory_order_relaxed) != 0;
+  }
+  void bypass_caches() noexcept { bypasses_.fetch_add(1, std::memory_order_relaxed); }
+  void allow_caches() noexcept { bypasses_.fetch_sub(1, std::memory_order_relaxed); }
 
   void add_thread(ThreadCounters* counters) { threads_.push_back(counters); }
   // Takes over what the thread has counted; nothing happens if it was not added.
@@ -111,6 +121,7 @@ class DeviceCounters {
   [[nodiscard]] StatByKind stat(Metric metric) const noexcept;
 
   alignas(64) std::atomic<std::uint64_t> epoch_{1};  // read at every hit: a line of its own
+  std::atomic<std::uint32_t> bypasses_{0};           // on the same line
   alignas(64) std::vector<ThreadCounters*> threads_;
   std::array<Row, kMetrics> ups_{};
   std::array<Row, kMetrics> levels_{};
