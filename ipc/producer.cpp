@@ -109,6 +109,7 @@ Producer::Impl::Impl(Device& its_device, Allocator& its_allocator, Incarnation i
                                          ReceiverMay::kRead)),
       ledger(ledger_memory.data(), capacities),
       timelines(its_device, capacities.timelines),
+      joining(its_device, timelines),
       exports(ledger),
       pieces(ledger),
       row_scans_per_second(scans_per_second()) {
@@ -129,13 +130,6 @@ Producer::Impl::~Impl() {
   }
   finish(exports.take_over(), let_go_chain);
   finish(0, allocator.take_let_go());
-  for (const auto& [index, stream] : joining_streams) {
-    try {
-      device.destroy_stream(stream);
-    } catch (const Error&) {
-      // The device is gone; so is the stream.
-    }
-  }
 }
 
 Producer::Producer(Device& device, Allocator& allocator, Incarnation incarnation,
@@ -317,8 +311,7 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
   return ticket;
 }
 
-// One number on each stream. A descriptor has room for two; of three, two are joined by a stream of
-// the library's own (a wait on one of the program's could deadlock against a timeline).
+// One number on each stream. A descriptor has room for two; of three, two are joined.
 void Producer::Impl::enqueue_numbers(ExportRecord& record, const SendingStreams& behind) {
   const std::span<const StreamRef> streams = behind.all();
   if (streams.size() <= 2) {
@@ -326,22 +319,10 @@ void Producer::Impl::enqueue_numbers(ExportRecord& record, const SendingStreams&
       record.points[i] = timelines.advance(streams[i]);
     }
   } else {
-    const StreamRef joined = joining_stream(streams[0].device);
-    for (const StreamRef stream : {streams[0], streams[2]}) {
-      timelines.wait(joined, timelines.advance(stream));
-    }
-    record.points[0] = timelines.advance(joined);
+    record.points[0] = joining.join(streams[0], streams[2]);
     record.points[1] = timelines.advance(streams[1]);
   }
   std::copy(std::begin(record.points), std::end(record.points), std::begin(record.own));
-}
-
-StreamRef Producer::Impl::joining_stream(int device_index) {
-  const std::lock_guard guard(joining_mutex);
-  const auto found = joining_streams.find(device_index);
-  if (found != joining_streams.end()) return found->second;
-  const StreamRef made{device_index, device.create_stream(device_index)};
-  return joining_streams.emplace(device_index, made).first->second;
 }
 
 bool Producer::withdraw(std::uint32_t export_index, std::uint64_t generation) {

@@ -5,13 +5,13 @@
 #include <array>
 #include <atomic>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
 #include "ipc/collect_lock.h"
+#include "ipc/joining_streams.h"
 #include "ipc/leases.h"
 #include "ipc/ledger_exports.h"
 #include "ipc/pieces.h"
@@ -110,7 +110,6 @@ struct Producer::Impl {
                                           const ShareOptions& options, const BlockView& block,
                                           const SendingStreams& behind);
   void enqueue_numbers(ExportRecord& record, const SendingStreams& behind);
-  [[nodiscard]] StreamRef joining_stream(int device_index);
   [[nodiscard]] Reserved reserve(const void* data, std::size_t size_bytes, const BlockView& block,
                                  std::chrono::milliseconds time_limit, int consumers);
 
@@ -120,7 +119,8 @@ struct Producer::Impl {
   const Capacities capacities;
   SharedMemory ledger_memory;
   const LedgerView ledger;
-  Timelines timelines;  // has locks of its own
+  Timelines timelines;     // has locks of its own
+  JoiningStreams joining;  // has one of its own
 
   CollectLock lock;  // guards what follows
   std::list<Forwarder> forwarders;
@@ -133,9 +133,6 @@ struct Producer::Impl {
   std::uint64_t leases_swept = 0;
   std::uint64_t claims_swept = 0;
   // (end of what the lock guards)
-
-  std::mutex joining_mutex;  // a leaf, but for the making of a stream; guards the next
-  std::map<int, StreamRef> joining_streams;
 
   std::atomic<std::uint32_t> next_lease_number{0};
   std::atomic<std::uint64_t> sends{0};

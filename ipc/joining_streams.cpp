@@ -1,0 +1,88 @@
+#include "ipc/joining_streams.h"
+
+#include <algorithm>
+#include <string>
+
+#include "allocator/error.h"
+
+namespace limbo {
+
+// Nobody else enqueues there while it lives.
+class JoiningStreams::Taken {
+ public:
+  Taken(JoiningStreams& all, int device_index, const std::array<TimelinePoint, 2>& waits)
+      : all_(all), device_index_(device_index), place_(all.take(device_index, waits)) {}
+  ~Taken() {
+    const std::lock_guard lock(all_.mutex_);
+    all_.lanes_[device_index_][place_].taken = false;
+  }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+  [[nodiscard]] StreamRef stream() const {
+    const std::lock_guard lock(all_.mutex_);
+    return all_.lanes_[device_index_][place_].stream;
+  }
+
+ private:
+  JoiningStreams& all_;
+  const int device_index_;
+  const std::size_t place_;
+};
+
+JoiningStreams::~JoiningStreams() {
+  for (const auto& [device_index, lanes] : lanes_) {
+    for (const Lane& lane : lanes) {
+      try {
+        device_.destroy_stream(lane.stream);
+      } catch (const Error&) {
+        // The device is gone; so is the stream.
+      }
+    }
+  }
+}
+
+bool JoiningStreams::suits(const Lane& lane, const std::array<TimelinePoint, 2>& waits) const {
+  return !lane.taken && std::all_of(lane.waits.begin(), lane.waits.end(), [&](const auto& before) {
+    return timelines_.reached(before) ||
+           std::any_of(waits.begin(), waits.end(), [&](const TimelinePoint& wait) {
+             return wait.index == before.index && wait.number >= before.number;
+           });
+  });
+}
+
+std::size_t JoiningStreams::take(int device_index, const std::array<TimelinePoint, 2>& waits) {
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<Lane>& lanes = lanes_[device_index];
+      const auto found = std::find_if(lanes.begin(), lanes.end(),
+                                      [&](const Lane& lane) { return suits(lane, waits); });
+      if (found != lanes.end()) {
+        found->taken = true;
+        found->waits = waits;  // now, since nobody knows what a failed call has enqueued
+        return static_cast<std::size_t>(found - lanes.begin());
+      }
+      if (lanes.size() >= kMost) {
+        throw Error(ErrorCode::kLedgerFull,
+                    "This send stands behind three streams, and all " + std::to_string(kMost) +
+                        " streams that join others on device " + std::to_string(device_index) +
+                        " are behind work that has not ended.",
+                    "Send from the stream that received the memory, or when that work has ended.");
+      }
+    }
+    const StreamRef made{device_index, device_.create_stream(device_index)};
+    const std::lock_guard lock(mutex_);
+    lanes_[device_index].push_back({.stream = made});
+  }
+}
+
+TimelinePoint JoiningStreams::join(StreamRef one, StreamRef other) {
+  const std::array<TimelinePoint, 2> waits{timelines_.advance(one), timelines_.advance(other)};
+  const Taken lane(*this, one.device, waits);
+  const StreamRef stream = lane.stream();
+  for (const TimelinePoint& wait : waits) timelines_.wait(stream, wait);
+  return timelines_.advance(stream);
+}
+
+}  // namespace limbo
