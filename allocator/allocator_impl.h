@@ -50,8 +50,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // ---- slow_path.cpp ----
   [[nodiscard]] void* allocate_slow(const Request& request);
   [[nodiscard]] void* search(const Request& request);
-  [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request);
-  [[nodiscard]] void* grow(DeviceHeap& at, const Request& request);
+  enum class Fit : std::uint8_t { kClose, kAny };
+  [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
+  [[nodiscard]] void* grow(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* make_room_once(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* return_and_grow(DeviceHeap& at, const Request& request);
@@ -101,6 +102,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void give_central(Chain& chain);
   // Everything that caches and the depot hold of a device to its free lists.
   void reclaim_caches(DeviceHeap& at);
+  // The large ones that caches hold.
+  void reclaim_large(DeviceHeap& at);
   // From now on allocations of the device go the central way, until allow_caches has been called as
   // often. What caches hold goes to the free lists.
   void bypass_caches(DeviceHeap& at);

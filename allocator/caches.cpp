@@ -105,6 +105,23 @@ void Allocator::Impl::bypass_caches(DeviceHeap& at) {
   }
 }
 
+void Allocator::Impl::reclaim_large(DeviceHeap& at) {
+  Chain all;
+  if (ThreadCache* own = thread_cache(); own != nullptr && own->may_hold_large()) {
+    // Without stopping anybody. Where this thread's own gate is stopped, the other way follows.
+    const GateVisit visit(own->gate());
+    if (visit) all = own->take_large(at.device);
+  }
+  StoppedGates stopped(*this, [](const ThreadCache& cache) { return cache.may_hold_large(); });
+  for (ThreadCache* cache : stopped.caches()) {
+    Chain part = cache->take_large(at.device);
+    all.append(part);
+  }
+  stopped.reopen();
+  const std::lock_guard lock(at.mutex);
+  at.give_all(all);
+}
+
 void Allocator::Impl::StoppedGates::stop() {
   if (stopped_.empty()) return;
   for (ThreadCache* cache : stopped_) cache->gate().ask_to_stop();

@@ -36,6 +36,11 @@ inline constexpr std::size_t kExabyte = std::size_t{1} << 60;
   return round_up(block_size, kSegmentUnit);
 }
 
+// The least segment that holds the block, for when there is no room for a shared one.
+[[nodiscard]] constexpr std::size_t least_segment_size(std::size_t block_size) noexcept {
+  return round_up(block_size, kSegmentUnit);
+}
+
 // Whether what remains of a free block is worth a block of its own. In large segments every block
 // stays larger than 1 MiB: the page table relies on it.
 [[nodiscard]] constexpr bool leaves_block(bool large, std::size_t remaining) noexcept {

@@ -101,6 +101,17 @@ Chain StreamCache::take_all() noexcept {
   return all;
 }
 
+Chain StreamCache::take_large() noexcept {
+  Chain all;
+  for (LargeBin& bin : large_) all.append(bin.chain);
+  return all;
+}
+
+bool StreamCache::holds_large() const noexcept {
+  return std::any_of(large_.begin(), large_.end(),
+                     [](const LargeBin& bin) { return !bin.chain.empty(); });
+}
+
 ThreadCache::ThreadCache(ThreadCacheOwner& owner, std::uint64_t owner_id, std::size_t device_count,
                          std::size_t limit_bytes)
     : owner_id_(owner_id), owner_(&owner), limit_bytes_(limit_bytes), counters_(device_count) {}
@@ -147,7 +158,31 @@ Chain ThreadCache::put(StreamCache& cache, Block* block) noexcept {
     left_bytes += out->size_bytes;
   }
   hold(held + block->size_bytes - left_bytes);
+  // Written rarely: it stays true until somebody takes the large ones.
+  if (sizes::is_large(block->size_bytes) && !may_hold_large()) {
+    may_hold_large_.store(true, std::memory_order_relaxed);
+  }
   return overflow;
+}
+
+Chain ThreadCache::take_large(int device) noexcept {
+  Chain all;
+  std::size_t taken_bytes = 0;
+  bool holds = false;
+  for (const auto& cache : streams_) {
+    if (cache->stream().device != device) {
+      holds = holds || cache->holds_large();
+      continue;
+    }
+    Chain part = cache->take_large();
+    for (const Block* block = part.head; block != nullptr; block = block->link) {
+      taken_bytes += block->size_bytes;
+    }
+    all.append(part);
+  }
+  hold(held_bytes_.load(std::memory_order_relaxed) - taken_bytes);
+  may_hold_large_.store(holds, std::memory_order_relaxed);
+  return all;
 }
 
 Chain ThreadCache::take_all(int device) noexcept {

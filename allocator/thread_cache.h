@@ -37,6 +37,10 @@ class StreamCache {
   // Everything, as one chain.
   [[nodiscard]] Chain take_all() noexcept;
 
+  // The large ones.
+  [[nodiscard]] Chain take_large() noexcept;
+  [[nodiscard]] bool holds_large() const noexcept;
+
   template <class Visit>
   void visit(const Visit& look) const {
     const auto walk = [&](const Chain& chain) {
@@ -99,6 +103,8 @@ class alignas(64) ThreadCache {
   // ---- inside the gate, or with the gate stopped ----
   // Everything of `device`; -1: of all.
   [[nodiscard]] Chain take_all(int device) noexcept;
+  // The large blocks of `device`.
+  [[nodiscard]] Chain take_large(int device) noexcept;
 
   template <class Visit>
   void visit(int device, const Visit& look) const {
@@ -114,6 +120,10 @@ class alignas(64) ThreadCache {
   // A hint: a sweep may pass this cache by.
   [[nodiscard]] bool looks_empty() const noexcept {
     return held_bytes_.load(std::memory_order_relaxed) == 0;
+  }
+  // The same for whoever wants large blocks only.
+  [[nodiscard]] bool may_hold_large() const noexcept {
+    return may_hold_large_.load(std::memory_order_relaxed);
   }
   [[nodiscard]] Gate& gate() noexcept { return gate_; }
   // The allocator it belongs to; 0 after that allocator's end.
@@ -134,6 +144,7 @@ class alignas(64) ThreadCache {
   ThreadCacheOwner* const owner_;
   const std::size_t limit_bytes_;
   std::atomic<std::size_t> held_bytes_{0};
+  std::atomic<bool> may_hold_large_{false};
   StreamCache* last_ = nullptr;
   std::vector<std::unique_ptr<StreamCache>> streams_;
   std::vector<ThreadCounters> counters_;
