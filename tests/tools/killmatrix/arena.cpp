@@ -25,6 +25,20 @@ std::uint64_t now_us() noexcept {
                                         .count());
 }
 
+std::uint32_t pick_receiver(const Arena& arena, Random& random, std::uint32_t slots,
+                            std::optional<std::uint32_t> except) {
+  std::array<std::uint32_t, kMostSlots> open{};
+  std::array<std::uint32_t, kMostSlots> any{};
+  std::uint32_t opens = 0;
+  std::uint32_t all = 0;
+  for (std::uint32_t slot = 0; slot < slots; ++slot) {
+    if (slot == except) continue;
+    any[all++] = slot;
+    if (arena.slots[slot].gets_mail.load(std::memory_order_relaxed)) open[opens++] = slot;
+  }
+  return opens != 0 ? open[random.below(opens)] : any[random.below(all)];
+}
+
 void Diary::line(const char* format, ...) noexcept {
   SlotPage& page = arena_->slots[slot_];
   LogLine& line =

@@ -8,14 +8,16 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ipc/fail_points.h"
+#include "tests/tools/killmatrix/random.h"
 
 namespace limbo::killmatrix {
 
-inline constexpr std::size_t kMostSlots = 40;  // processes at one time
+inline constexpr std::size_t kMostSlots = 56;  // processes at one time
 
 // One line of a process's diary.
 struct LogLine {
@@ -29,6 +31,7 @@ struct SlotPage {
   // The incarnation that is about to die, or to lose its context: said before that, by whoever does
   // it, so that nobody has to guess later whether what was queued there could be missing.
   std::atomic<std::uint32_t> ending{0};
+  std::atomic<bool> gets_mail{false};           // not while it waits for its turn
   std::atomic<std::uint64_t> busy_since_us{0};  // 0: between two actions
   std::atomic<std::uint64_t> helper_busy_since_us{0};
   std::atomic<std::int32_t> fork_child{0};  // its pid
@@ -81,6 +84,10 @@ struct Arena {
 [[nodiscard]] Arena& make_arena();
 
 [[nodiscard]] std::uint64_t now_us() noexcept;  // of the monotonic clock
+
+// One of the first `slots` that get mail, but `except`; any other one where nobody does.
+[[nodiscard]] std::uint32_t pick_receiver(const Arena& arena, Random& random, std::uint32_t slots,
+                                          std::optional<std::uint32_t> except = std::nullopt);
 
 // One process's pen: who writes.
 class Diary {

@@ -29,9 +29,9 @@ constexpr milliseconds kLongestStep{20};
 Driver::Driver(const Options& options, Arena& arena)
     : options_(options),
       arena_(arena),
-      post_(options.producers + options.consumers),
+      post_(options.producers + options.consumers + 2 * options.spares),
       random_(options.seed),
-      slots_(options.producers + options.consumers) {
+      slots_(options.producers + options.consumers + 2 * options.spares) {
   // Fork children, and the processes that simulate a GPU, become this one's to wait for.
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw std::runtime_error("no subreaper");
   sigset_t mask;
@@ -42,7 +42,8 @@ Driver::Driver(const Options& options, Arena& arena)
   if (!signals_.valid()) throw std::runtime_error("no signalfd");
   for (std::uint32_t i = 0; i < slots_.size(); ++i) {
     slots_[i].plan.slot = i;
-    slots_[i].plan.role = i < options.producers ? Role::kProducer : Role::kConsumer;
+    slots_[i].plan.role =
+        i < options.producers + options.spares ? Role::kProducer : Role::kConsumer;
   }
 }
 
@@ -64,6 +65,7 @@ void Driver::give_birth(Slot& slot) {
   slot.plan.incarnation = next_incarnation_++;
   SlotPage& page = arena_.slots[index];
   page.incarnation.store(slot.plan.incarnation);
+  if (options_.spares != 0) page.gets_mail.store(false);
   fork_into(slot, &live);
   if (slot.plan.end == End::kKilledYoung) slot.die_at = Clock::now() + slot.plan.lifetime;
 }
@@ -106,6 +108,43 @@ void Driver::give_birth_to_all() {
   }
 }
 
+// Whoever is dying makes room before it is dead: that takes its time, where it had a GPU.
+bool Driver::is_dying(const Slot& slot) const {
+  return arena_.slots[slot.plan.slot].ending.load() == slot.plan.incarnation;
+}
+
+void Driver::give_turns() {
+  for (const Role role : {Role::kProducer, Role::kConsumer}) {
+    std::uint32_t wanted = role == Role::kProducer ? options_.producers : options_.consumers;
+    std::vector<Slot*> waiting;
+    for (Slot& slot : slots_) {
+      if (slot.pid == 0 || slot.plan.role != role || is_dying(slot)) continue;
+      if (slot.acts) {
+        wanted -= wanted != 0 ? 1 : 0;
+      } else if (slot.ready) {
+        waiting.push_back(&slot);
+      }
+    }
+    for (; wanted != 0 && !waiting.empty(); --wanted) {
+      const std::size_t index = random_.below(waiting.size());
+      give_turn(*waiting[index]);
+      waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(index));
+    }
+  }
+}
+
+void Driver::give_turn(Slot& slot) {
+  slot.acts = true;
+  arena_.slots[slot.plan.slot].gets_mail.store(true);
+  slot.die_at = Clock::now() + slot.plan.lifetime;
+  // They end by themselves; this is for those that do not get there.
+  if (slot.plan.end == End::kExit || slot.plan.end == End::kLeave || slot.plan.end == End::kExec ||
+      slot.plan.end == End::kParent) {
+    slot.die_at = Clock::now() + 8 * options_.lifetime;
+  }
+  tell(slot, 'a');
+}
+
 // ---- one step ---------------------------------------------------------------------------------
 
 Driver::Clock::time_point Driver::next_due() const {
@@ -132,6 +171,7 @@ void Driver::step(milliseconds at_most) {
   reap();
   const Clock::time_point now = Clock::now();
   kill_due(now);
+  if (births_) give_turns();
   look_for_hangs();
   tell_findings();
 }
@@ -154,12 +194,6 @@ void Driver::hear(Slot& slot) {
   switch (text[0]) {
     case 'r':
       slot.ready = true;
-      slot.die_at = Clock::now() + slot.plan.lifetime;
-      // They end by themselves; this is for those that do not get there.
-      if (slot.plan.end == End::kExit || slot.plan.end == End::kLeave ||
-          slot.plan.end == End::kExec || slot.plan.end == End::kParent) {
-        slot.die_at = Clock::now() + 8 * options_.lifetime;
-      }
       break;
     case 'p':
       slot.die_at = Clock::now() + milliseconds(random_.between(0, 8));
@@ -275,7 +309,7 @@ void Driver::kill_due(Clock::time_point now) {
 void Driver::stop_somebody(Clock::time_point now) {
   next_stop_ = now + options_.lifetime * random_.between(1, 4);
   const Slot& slot = slots_[random_.below(slots_.size())];
-  if (slot.pid != 0 && slot.ready && !slot.stopped && !slot.replaced) ::kill(slot.pid, SIGSTOP);
+  if (slot.pid != 0 && slot.acts && !slot.stopped && !slot.replaced) ::kill(slot.pid, SIGSTOP);
 }
 
 void Driver::tell(Slot& slot, char verb) {

@@ -47,6 +47,7 @@ class Driver {
     pid_t pid = 0;  // 0: nobody
     OwnedFd control;
     bool ready = false;
+    bool acts = false;  // it has had its turn
     bool stopped = false;
     bool replaced = false;  // it is another program now
     bool doomed = false;    // it gives nothing back any more
@@ -65,6 +66,10 @@ class Driver {
   void give_birth(Slot& slot);
   void fork_into(Slot& slot, void (*life)(const Birth&));
   void give_birth_to_all();
+  // Those who are ready act, up to as many as are wanted.
+  void give_turns();
+  void give_turn(Slot& slot);
+  [[nodiscard]] bool is_dying(const Slot& slot) const;
   void step(std::chrono::milliseconds at_most);
   void hear(Slot& slot);
   void reap();

@@ -30,7 +30,7 @@ void Driver::settle(bool thorough) {
   // Now and then the producers go on while the consumers give back.
   const std::span<Slot> all(slots_);
   constexpr const char* kGivingBack = "where it is to give back";
-  if (random_.one_in(2)) ask('s', kGivingBack, all.subspan(options_.producers));
+  if (random_.one_in(2)) ask('s', kGivingBack, all.subspan(options_.producers + options_.spares));
   ask('s', kGivingBack, all);
   drop_mail();
   // A death now would hide what does not come back.

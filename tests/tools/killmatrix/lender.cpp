@@ -73,8 +73,7 @@ void Lender::allocate() {
 std::uint32_t Lender::another_slot() {
   // Now and then oneself: a message opened where it was made.
   if (random_.one_in(12)) return diary_.slot();
-  const std::uint32_t other = random_.below(slots_ - 1);
-  return other < diary_.slot() ? other : other + 1;
+  return pick_receiver(diary_.arena(), random_, slots_, diary_.slot());
 }
 
 void Lender::send() {

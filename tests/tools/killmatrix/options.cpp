@@ -15,7 +15,7 @@ constexpr char kHelp[] =
     R"(The kill matrix: processes that lend and borrow die at every transition of the protocol.
 
   limbo_killmatrix [--seed S] [--kills K] [--consumers C] [--producers P]
-                   [--device simulated|cuda] [--seconds T] [--json] [--sabotage NAME] [...]
+                   [--spares N] [--device simulated|cuda] [--seconds T] [--json] [--sabotage NAME] [...]
 
 Producers and consumers send, receive, read, write, release and send again. They die of SIGKILL at
 fail points and at random moments, of _exit, exec and exit; they stop and go on; fail points throw;
@@ -27,10 +27,12 @@ the ledgers are checked; now and then all give back what they hold, and everythi
   --kills K        how many processes die (default 1000)
   --consumers C    consumers at one time, 1 to 32 (default 3)
   --producers P    producers at one time, 1 to 4 (default 2)
+  --spares N       so many more of either are started ahead and take the place of the dead, 0 to 8
+                   (default 0; cuda: 3, since a context takes its time)
   --device D       simulated (the default) or cuda
   --seconds T      end after so many seconds, even with fewer kills
   --settle N       look at the balance after every N kills (default 50)
-  --lifetime MS    how long a process lives on average (default 60; cuda: 1000)
+  --lifetime MS    how long a process lives on average (default 60; cuda: 400)
   --deadline MS    how long anything may take; what takes longer hangs (default 30000)
   --sabotage NAME  with a library that makes one of the mistakes that the protocol forbids; at least
                    one block must be reused too early, or lost: ttl-on-held, no-lifeline, no-recheck,
@@ -73,6 +75,8 @@ bool take(Options& options, const std::string& option, const std::string& value)
     options.consumers = static_cast<std::uint32_t>(number(option, value, 1, 32));
   } else if (option == "--producers") {
     options.producers = static_cast<std::uint32_t>(number(option, value, 1, 4));
+  } else if (option == "--spares") {
+    options.spares = static_cast<std::uint32_t>(number(option, value, 0, 8));
   } else if (option == "--device") {
     if (value != "simulated" && value != "cuda") {
       throw std::invalid_argument("The device is simulated or cuda, not \"" + value + "\".");
@@ -116,8 +120,9 @@ std::optional<Options> parse_options(int argc, char** argv) {
     ++i;
   }
   if (options.lifetime.count() == 0) {
-    options.lifetime = std::chrono::milliseconds(options.device == "cuda" ? 1000 : 60);
+    options.lifetime = std::chrono::milliseconds(options.device == "cuda" ? 400 : 60);
   }
+  if (options.spares == kAsTheDevice) options.spares = options.device == "cuda" ? 3 : 0;
   if (options.settle_every == 0) options.settle_every = sabotage_of(options.sabotage).settle_every;
   return options;
 }

@@ -8,11 +8,14 @@
 
 namespace limbo::killmatrix {
 
+inline constexpr std::uint32_t kAsTheDevice = ~std::uint32_t{0};
+
 struct Options {
   std::uint64_t seed = 1;
   std::uint64_t kills = 1000;
   std::uint32_t consumers = 3;
   std::uint32_t producers = 2;
+  std::uint32_t spares = kAsTheDevice;          // of either kind, started ahead
   std::string device = "simulated";             // or "cuda"
   std::optional<std::chrono::seconds> at_most;  // then it ends, however many were killed
   std::uint64_t settle_every = 0;               // kills between two looks at the balance

@@ -49,6 +49,7 @@ class Process {
     start();
     busy(false);
     say("r");
+    await_turn();
     while (true) {
       listen();
       act();
@@ -104,10 +105,10 @@ class Process {
     (void)::send(birth_.control, text.data(), text.size(), MSG_NOSIGNAL);
   }
 
-  // One message of the driver, if there is any.
-  std::optional<char> hear(int wait_ms) {
+  // One message of the driver, if there is any. Mail ends the waiting, where it is looked for.
+  std::optional<char> hear(int wait_ms, bool mail_too = true) {
     std::array<pollfd, 2> sources{pollfd{birth_.control, POLLIN, 0},
-                                  pollfd{birth_.post->fd(plan_.slot), POLLIN, 0}};
+                                  pollfd{mail_too ? birth_.post->fd(plan_.slot) : -1, POLLIN, 0}};
     if (::poll(sources.data(), sources.size(), wait_ms) <= 0) return std::nullopt;
     if (sources[0].revents == 0) return std::nullopt;
     char verb = 'q';  // the driver has ended
@@ -115,11 +116,24 @@ class Process {
     return verb;
   }
 
+  void await_turn() {
+    while (true) {
+      const std::optional<char> verb = hear(1000, false);
+      if (!verb) continue;
+      if (*verb == 'a') break;
+      obey(*verb);
+    }
+    diary_.line("acts");
+  }
+
   void listen() {
     const std::optional<char> verb = hear(idle_ ? 1 : 0);
-    if (!verb) return;
+    if (verb) obey(*verb);
+  }
+
+  void obey(char verb) {
     busy(true);
-    switch (*verb) {
+    switch (verb) {
       case 'c':
         check_invariants();
         break;

@@ -8,7 +8,8 @@
 // | s              | stop acting; give back, free          | s      |
 // | b              | be balanced, in the end               | b, and what is not, in words |
 // | B              | as b, and all memory is the driver's  | b, ... |
-// | g              | go on                                 | none   |
+// | a              | act: it is its turn                   | none   |
+// | g              | go on behind s                        | none   |
 // | q              | end by exit                           | none   |
 //
 // By itself it says r when it has started, p when a fork child of it holds its life line, and l when

@@ -284,7 +284,7 @@ void Reader::send_on(std::size_t index) {
   mail.letter.by = {diary_.slot(), diary_.incarnation()};
   mail.letter.must_open = limited ? 0U : 1U;
   mail.letter.must_open_until_us = now_us() + kMustOpenFor_us;
-  const std::uint32_t to = random_.below(slots_);
+  const std::uint32_t to = pick_receiver(diary_.arena(), random_, slots_);
   diary_.line("send on %p, canary %u, to %u", held.block->data(), held.expected, to);
   (void)post_.send(to, mail);
   if (held.letter.exclusive != 0) {
