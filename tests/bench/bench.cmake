@@ -34,6 +34,7 @@ if(NOT LIMBO_SANITIZE)
 endif()
 
 if(TARGET limbo_torch AND NOT LIMBO_SANITIZE)
+  include(${CMAKE_CURRENT_LIST_DIR}/allocator/allocator.cmake)
   # The table of budgets, which the Python that the build is for makes.
   add_test(NAME bench.table_runs
            COMMAND ${LIMBO_PY_executable} ${CMAKE_CURRENT_LIST_DIR}/budgets.py --quick --device

@@ -1,0 +1,59 @@
+#include "tests/bench/allocator/run.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <stdexcept>
+
+#include "tests/bench/allocator/crew.h"
+#include "tests/bench/allocator/measure.h"
+#include "tests/bench/allocator/options.h"
+#include "tests/bench/allocator/subjects.h"
+#include "tests/bench/allocator/workloads.h"
+#include "tests/support/sandbox.h"
+
+namespace limbo::bench {
+namespace {
+
+int run(const AllocatorOptions& options, char** argv) {
+  prepare_environment(options, argv);
+  if (options.device == "simulated") {
+    ::setenv("LIMBO_DEVICE", "simulated", 1);
+    ::setenv("LIMBO_SIM_MEMORY_MB", "16384", 0);  // the live sets; nothing of it is touched
+  }
+  const testing::Sandbox sandbox;
+  choose_backend(options);
+  Crew crew(kCrewSize, enter_thread);
+  auto rows = options.core ? core_rows(crew) : torch_rows(crew);
+  if (options.backend == "limbo" && !options.core) {
+    for (Measurement& row : breakdown_rows()) rows.push_back(std::move(row));
+  }
+  std::erase_if(rows, [&](const Measurement& row) { return !row.name.starts_with(options.only); });
+  if (rows.empty()) throw std::invalid_argument("No row's name begins with " + options.only + ".");
+  measure(rows, options.quick ? Pace{2, 0.001} : Pace{12, 0.02});
+  std::printf("%s%s on %s\n%s", options.core ? "core of " : "", options.backend.c_str(),
+              gpu_name().c_str(), table_of(rows).c_str());
+  std::fflush(stdout);
+  if (options.json.empty()) return 0;
+  std::ofstream file(options.json);
+  file << json_of(options.backend, gpu_name(), rows);
+  if (!file.flush()) throw std::runtime_error(options.json + " cannot be written.");
+  return 0;
+}
+
+}  // namespace
+}  // namespace limbo::bench
+
+int limbo_bench_allocator(int argc, char** argv) {
+  try {
+    const auto options = limbo::bench::parse_allocator_options(argc, argv);
+    return options ? limbo::bench::run(*options, argv) : 0;
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "limbo_bench_allocator: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "limbo_bench_allocator: %s\n", error.what());
+    return 1;
+  }
+}

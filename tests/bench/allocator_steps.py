@@ -1,0 +1,100 @@
+"""What an allocator costs a program in Python; allocator.py runs it, once for each back end.
+
+    allocator_steps.py limbo|native|native-expandable|async|rmm [--quick]
+
+The last line is RESULT and a JSON object: microseconds of one torch.empty, milliseconds of one
+training step. The environment (PYTORCH_CUDA_ALLOC_CONF) is allocator.py's part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+RESULT = "RESULT "
+
+
+def choose(backend: str) -> None:
+    if backend == "limbo":
+        import torch_limbo
+
+        torch_limbo.enable()
+    elif backend == "rmm":
+        import rmm  # type: ignore[import-not-found, unused-ignore]
+        from rmm.allocators.torch import (  # type: ignore[import-not-found, unused-ignore]
+            rmm_torch_allocator,
+        )
+
+        rmm.reinitialize(pool_allocator=True)
+        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+
+def best(call: Callable[[], None], calls: int, rounds: int) -> float:
+    """Seconds of one call in the best round; the device is idle before and after each."""
+    call()
+    results = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        results.append((time.perf_counter() - start) / calls)
+    return min(results)
+
+
+def training_step(model: torch.nn.Module, batch: torch.Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def many_tiny_layers() -> Callable[[], None]:
+    """Bound by the host: every kernel is over before the next one is there."""
+    layers: list[torch.nn.Module] = []
+    for _ in range(100):
+        layers += [torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.ReLU()]
+    return training_step(torch.nn.Sequential(*layers).cuda(), torch.randn(32, 64, device="cuda"))
+
+
+def one_large_block() -> Callable[[], None]:
+    """Bound by the device: big matrix products."""
+    block = torch.nn.TransformerEncoderLayer(
+        4096, 32, 16384, batch_first=True, device="cuda", dtype=torch.bfloat16
+    )
+    batch = torch.randn(8, 1024, 4096, device="cuda", dtype=torch.bfloat16)
+    return training_step(block, batch)
+
+
+def empty() -> None:
+    torch.empty(1024, device="cuda")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
+    options = parser.parse_args()
+    choose(options.backend)
+    rounds = 2 if options.quick else 10
+    results = {
+        "torch-empty": best(empty, 100 if options.quick else 20_000, rounds) * 1e9,
+        "step-tiny": best(many_tiny_layers(), 2 if options.quick else 20, rounds) * 1e3,
+        "step-large": best(one_large_block(), 1 if options.quick else 5, rounds) * 1e3,
+    }
+    if options.backend != "rmm":  # torch has no numbers of it
+        results["reserved-mib"] = torch.cuda.max_memory_reserved() / 2**20
+    print(RESULT + json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
