@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -34,7 +35,9 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
     living_.begin();
     held_ = std::move(held);
   }
-  void fill(const ExportFacts& facts, const StreamUse& home) noexcept {
+  void fill(const ExportFacts& facts, const StreamUse& home,
+            std::array<SenderPoint, 2>&& sent) noexcept {
+    sent_ = std::move(sent);
     key_ = {job().link->producer(), facts.piece.index, facts.piece.generation,
             facts.offset_bytes,     facts.size_bytes,  job().mapping->device()};
     data_ = static_cast<std::byte*>(job().mapping->base()) + facts.offset_bytes;
@@ -48,7 +51,12 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   [[nodiscard]] int device() const noexcept override { return key_.device; }
   [[nodiscard]] const ReceivedKey& key() const noexcept override { return key_; }
   [[nodiscard]] bool same_process() const noexcept override { return false; }
-  [[nodiscard]] bool orphaned() const noexcept override { return link_of_life_->orphaned(); }
+  [[nodiscard]] bool orphaned() const noexcept override {
+    return link_of_life_->orphaned() ||
+           std::any_of(sent_.begin(), sent_.end(), [this](const SenderPoint& point) {
+             return link_of_life_->ended_before(point);
+           });
+  }
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
@@ -103,6 +111,7 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   Device* device_ = nullptr;
   std::shared_ptr<ProducerLink> link_of_life_;  // outlives the release: orphaned() asks it
   ReceivedKey key_;
+  std::array<SenderPoint, 2> sent_;  // what it came behind
   void* data_ = nullptr;
   std::atomic<bool> released_{true};  // until fill
   std::mutex mutex_;                  // guards job_; a leaf

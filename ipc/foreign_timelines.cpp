@@ -85,8 +85,8 @@ void ForeignTimelinesTable::drop_finished() {
     finished.swap(finished_);
   }
   for (auto& timelines : finished) {
-    // Whoever has it in hand is about to enqueue a wait: it is looked at again later.
-    if (timelines.use_count() > 1) {
+    // Somebody is enqueueing a wait: it is looked at again later.
+    if (!timelines->finish()) {
       const std::lock_guard lock(mutex_);
       finished_.push_back(std::move(timelines));
       continue;

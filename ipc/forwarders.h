@@ -19,8 +19,7 @@ struct Forwarder {
   OwnedFd pidfd;
   OwnedFd life_line;  // the far end
   std::uint32_t life_line_flags = 0;
-  std::uint64_t named = 0;    // by so many exports that are not over
-  std::uint64_t waiting = 0;  // threads of this process that enqueue a wait for it just now
+  std::uint64_t named = 0;  // by so many exports that are not over
 
   // An export that names it is over.
   void forget_one() noexcept {

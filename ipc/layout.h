@@ -3,7 +3,7 @@
 // | memfd     | made by  | written by                        | holds                            |
 // |-----------|----------|-----------------------------------|----------------------------------|
 // | ledger    | producer | producer (sealed: nobody else)    | LedgerHeader, PieceRow, ExportRow|
-// | timelines | producer | its GPU; after its death everyone | Timeline                         |
+// | timelines | producer | its GPU; who waits, when it ends  | Timeline                         |
 // | row       | producer | one consumer, its GPU; producer   | RowHeader, dirty words, claims,  |
 // |           |          | (only claims -> FREE)             | mapped words                     |
 //
@@ -101,7 +101,8 @@ static_assert(sizeof(ExportRow) == 128);
 
 struct alignas(64) Timeline {
   SharedWord value;
-  SharedWord reserved[7];
+  SharedWord ended_at;  // protocol/timeline.h
+  SharedWord reserved[6];
 };
 static_assert(sizeof(Timeline) == 64);
 

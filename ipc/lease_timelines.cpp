@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/protocol/memory.h"
+#include "ipc/protocol/timeline.h"
 
 namespace limbo {
 
@@ -12,7 +14,12 @@ LeaseTimelines::LeaseTimelines(Device& device, SharedMemory memory, std::uint32_
     : device_(device), memory_(std::move(memory)), capacity_(capacity) {}
 
 LeaseTimelines::~LeaseTimelines() {
+  unregister();
+}
+
+void LeaseTimelines::unregister() noexcept {
   if (!registered_) return;
+  registered_ = false;
   try {
     device_.unregister_host_memory(memory_.data());
   } catch (const Error&) {
@@ -26,24 +33,53 @@ void LeaseTimelines::wait(StreamRef stream, std::uint32_t index, std::uint64_t n
     throw Error(ErrorCode::kBadDescriptor, "The message names timeline " + std::to_string(index) +
                                                " of " + std::to_string(capacity_) + ".");
   }
-  std::call_once(registration_, [this] {
-    device_.register_host_memory(memory_.host_memory(memory_.size_bytes()));
-    registered_ = true;
-  });
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::find(devices_.begin(), devices_.end(), stream.device) == devices_.end()) {
-      devices_.push_back(stream.device);
-    }
+  if (!begin_wait(stream.device)) return;
+  try {
+    std::call_once(registration_, [this] {
+      device_.register_host_memory(memory_.host_memory(memory_.size_bytes()));
+      registered_ = true;
+    });
+    device_.wait_word(stream, reinterpret_cast<const std::uint64_t*>(&timelines()[index].value),
+                      number);
+  } catch (...) {
+    end_wait();
+    throw;
   }
-  device_.wait_word(stream, reinterpret_cast<const std::uint64_t*>(&timelines()[index].value),
-                    number);
+  end_wait();
+}
+
+bool LeaseTimelines::begin_wait(int device) {
+  const std::lock_guard lock(mutex_);
+  if (finished_) return false;
+  if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
+    devices_.push_back(device);
+  }
+  ++waits_;
+  return true;
+}
+
+void LeaseTimelines::end_wait() noexcept {
+  const std::lock_guard lock(mutex_);
+  --waits_;
 }
 
 void LeaseTimelines::complete() noexcept {
   for (std::uint32_t index = 0; index < capacity_; ++index) {
-    timelines()[index].value.store(protocol::kTimelineEnded, std::memory_order_relaxed);
+    Timeline& timeline = timelines()[index];
+    protocol::end_timeline(protocol::g_memory, &timeline.value, &timeline.ended_at);
   }
+}
+
+bool LeaseTimelines::ended_before(std::uint32_t index, std::uint64_t number) const noexcept {
+  return index < capacity_ &&
+         protocol::ended_before(protocol::g_memory, &timelines()[index].ended_at, number);
+}
+
+bool LeaseTimelines::finish() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (waits_ != 0) return false;
+  finished_ = true;
+  return true;
 }
 
 void LeaseTimelines::settle() noexcept {
@@ -59,6 +95,7 @@ void LeaseTimelines::settle() noexcept {
       // A device that is broken runs nothing any more.
     }
   }
+  unregister();
 }
 
 }  // namespace limbo

@@ -46,7 +46,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
   [[nodiscard]] int device() const noexcept override { return key_.device; }
   [[nodiscard]] const ReceivedKey& key() const noexcept override { return key_; }
   [[nodiscard]] bool same_process() const noexcept override { return true; }
-  [[nodiscard]] bool orphaned() const noexcept override { return false; }
+  [[nodiscard]] bool orphaned() const noexcept override { return own_.ended_early(); }
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
@@ -203,9 +203,7 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
   const bool only_home = stream == home && own.points[0].owner == 0 && own.points[1].number == 0;
   if (!only_home) {
     (void)receiving_stream(device, home.device, options);
-    for (const TimelinePoint& point : own.points) {
-      if (point.number != 0) producer.wait_own(stream, point);
-    }
+    producer.wait_own(stream, own);
   }
   block->prepare(stream == home ? std::nullopt : std::optional(stream));
   block->hold({opens.holdings(),

@@ -349,7 +349,8 @@ OwnOpen Producer::open_own(std::uint32_t export_index, std::uint64_t generation)
   return {.block = record.block,
           .offset_bytes = record.offset_bytes,
           .size_bytes = record.size_bytes,
-          .points = {record.points[0], record.points[1]}};
+          .points = {record.points[0], record.points[1]},
+          .forwarder = record.forwarder != nullptr ? record.forwarder->timelines : nullptr};
 }
 
 void Producer::mark_context_lost() {

@@ -71,6 +71,11 @@ struct OwnOpen {
   std::uint64_t offset_bytes = 0;  // of the shared range from the piece's base
   std::uint64_t size_bytes = 0;
   TimelinePoint points[2];
+  std::shared_ptr<LeaseTimelines>
+      forwarder;  // whose numbers these are, if a consumer has sent it on
+
+  // Whether the forwarder has died, or lost its context, before one of them came.
+  [[nodiscard]] bool ended_early() const noexcept;
 };
 
 // What somebody is told whose claim does not stand: throws kGone, kWithdrawn or kExpired.
@@ -109,9 +114,10 @@ class Producer : public Lender {
 
   // Throws kGone, kWithdrawn or kExpired, as a consumer would meet. Takes one off in flight, once.
   [[nodiscard]] OwnOpen open_own(std::uint32_t export_index, std::uint64_t generation);
-  // Makes `stream` wait for a number of this process's own timelines, or of those of a consumer that
-  // has forwarded what was opened.
+  // Makes `stream` wait for a number of this process's own timelines.
   void wait_own(StreamRef stream, const TimelinePoint& point);
+  // Makes `stream` wait for what was opened: for numbers of this process, or of who has forwarded it.
+  void wait_own(StreamRef stream, const OwnOpen& own);
 
   // ---- leases (called by the channel and the reaper) --------------------------------------
   // Makes no device call: pins that fall due meanwhile wait for the next collect.

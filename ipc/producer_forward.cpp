@@ -223,37 +223,29 @@ bool Producer::complete_waits(std::uint32_t lease_number) {
   return true;
 }
 
-// A forwarder that is not in the list is quiet, and what it was to do is over: there is nothing to
-// wait for.
 void Producer::wait_own(StreamRef stream, const TimelinePoint& point) {
-  Impl& impl = *impl_;
-  if (point.owner == 0) {
-    impl.timelines.wait(stream, point);
-    return;
+  impl_->timelines.wait(stream, point);
+}
+
+void Producer::wait_own(StreamRef stream, const OwnOpen& own) {
+  for (const TimelinePoint& point : own.points) {
+    if (point.owner == 0) {
+      wait_own(stream, point);
+    } else {
+      own.forwarder->wait(stream, point.index, point.number);
+    }
   }
-  Forwarder* forwarder = nullptr;
-  {
-    Impl::Hold hold(impl);
-    forwarder = impl.find_forwarder(point.owner - 1);
-    if (forwarder != nullptr) ++forwarder->waiting;  // it stays
-  }
-  if (forwarder == nullptr) return;
-  const auto waited = [&] {
-    Impl::Hold hold(impl);
-    --forwarder->waiting;
-  };
-  try {
-    forwarder->timelines->wait(stream, point.index, point.number);
-  } catch (...) {
-    waited();
-    throw;
-  }
-  waited();
+}
+
+bool OwnOpen::ended_early() const noexcept {
+  return forwarder != nullptr &&
+         std::any_of(std::begin(points), std::end(points), [this](const TimelinePoint& point) {
+           return point.owner != 0 && forwarder->ended_before(point.index, point.number);
+         });
 }
 
 bool Producer::Impl::can_drop(const Forwarder& forwarder) {
-  return forwarder.named == 0 && forwarder.waiting == 0 &&
-         find_lease(forwarder.lease_number) == nullptr;
+  return forwarder.named == 0 && find_lease(forwarder.lease_number) == nullptr;
 }
 
 bool Producer::has_forwarders_to_drop() {
@@ -270,7 +262,9 @@ void Producer::drop_forwarders() {
     Impl::Hold hold(impl);
     for (auto entry = impl.forwarders.begin(); entry != impl.forwarders.end();) {
       const auto current = entry++;
-      if (impl.can_drop(*current)) dropped.splice(dropped.end(), impl.forwarders, current);
+      if (impl.can_drop(*current) && current->timelines->finish()) {
+        dropped.splice(dropped.end(), impl.forwarders, current);
+      }
     }
   }
   for (const Forwarder& forwarder : dropped) forwarder.timelines->settle();

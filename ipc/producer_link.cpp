@@ -10,6 +10,8 @@
 #include "ipc/fail_points.h"
 #include "ipc/messages.h"
 #include "ipc/packet.h"
+#include "ipc/protocol/memory.h"
+#include "ipc/protocol/timeline.h"
 
 namespace limbo {
 namespace {
@@ -92,10 +94,11 @@ bool ProducerLink::producer_ends_within(std::chrono::milliseconds at_most) const
   return orphaned() || ends_within(pidfd_.get(), at_most);
 }
 
-void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {
+void ProducerLink::wait(StreamRef stream, const SenderPoint& sent) {
+  const TimelinePoint& point = sent.point;
   if (point.number == 0) return;
-  if (point.owner != 0 && point.owner - 1 != lease_number_) {
-    timelines_of(point.owner - 1)->wait(stream, point.index, point.number);
+  if (sent.foreign) {
+    sent.foreign->wait(stream, point.index, point.number);
     return;
   }
   if (point.index >= capacities_.timelines) {
@@ -111,6 +114,11 @@ void ProducerLink::wait(StreamRef stream, const TimelinePoint& point) {
   const auto* word =
       reinterpret_cast<const std::uint64_t*>(timelines + point.index * sizeof(Timeline));
   device_.wait_word(stream, word, point.number);
+}
+
+bool ProducerLink::ended_before(const SenderPoint& sent) const noexcept {
+  if (sent.foreign) return sent.foreign->ended_before(sent.point.index, sent.point.number);
+  return sent.point.owner != 0 && own_timelines_.ended_before(sent.point);
 }
 
 void ProducerLink::decline(std::uint32_t export_index, std::uint64_t generation) noexcept {
@@ -228,7 +236,7 @@ std::optional<DeathSigns::Clock::time_point> ProducerLink::run_for_producer(
 void ProducerLink::complete_producers_waits() noexcept {
   auto* timelines = static_cast<Timeline*>(timelines_memory_.data());
   for (std::uint32_t index = 0; index < capacities_.timelines; ++index) {
-    timelines[index].value.store(protocol::kTimelineEnded, std::memory_order_relaxed);
+    protocol::end_timeline(protocol::g_memory, &timelines[index].value, &timelines[index].ended_at);
   }
 }
 

@@ -23,6 +23,13 @@
 
 namespace limbo {
 
+// A number that a message is behind, and the words in which it shows where its owner is another
+// consumer that has sent the message on.
+struct SenderPoint {
+  TimelinePoint point;
+  std::shared_ptr<LeaseTimelines> foreign;
+};
+
 class ProducerLink {
  public:
   // Maps the tables and registers them with the device. Throws kNoChannel or kDeviceError; then the
@@ -56,14 +63,16 @@ class ProducerLink {
   // Waits for that. A dying process's memory goes with its descriptors, before its pidfd tells.
   [[nodiscard]] bool producer_ends_within(std::chrono::milliseconds at_most) const noexcept;
 
-  // Later work of `stream` waits for what `point` names: a number of the producer, of a consumer that
-  // has forwarded the message, or of this process itself. Throws kBadDescriptor for a timeline that
-  // cannot exist, and as meet does.
-  void wait(StreamRef stream, const TimelinePoint& point);
-  // Gets the timelines that `point` names from the producer, if they are a forwarder's that is not
-  // known here yet. May wait for the answer, at most a second. Throws kGone, kNoChannel,
-  // kProducerExited.
-  void meet(const TimelinePoint& point);
+  // Finds the timelines that `point` names: the producer's, those of a consumer that has forwarded the
+  // message, or this process's own. A forwarder that is not known here yet is asked for: that may wait
+  // for the producer's answer, at most a second. Throws kGone, kNoChannel, kProducerExited.
+  [[nodiscard]] SenderPoint meet(const TimelinePoint& point);
+  // Later work of `stream` waits for it. Throws kBadDescriptor for a timeline that cannot exist,
+  // kDeviceError.
+  void wait(StreamRef stream, const SenderPoint& sent);
+  // Whether its owner has died, or lost its context, before it came: who waited was let pass. Of the
+  // producer's own numbers orphaned() tells.
+  [[nodiscard]] bool ended_before(const SenderPoint& sent) const noexcept;
 
   // ---- sending on ----------------------------------------------------------------------------
 

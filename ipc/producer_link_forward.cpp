@@ -109,9 +109,11 @@ ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTi
   }
 }
 
-void ProducerLink::meet(const TimelinePoint& point) {
-  if (point.number == 0 || point.owner == 0 || point.owner - 1 == lease_number_) return;
-  (void)timelines_of(point.owner - 1);
+SenderPoint ProducerLink::meet(const TimelinePoint& point) {
+  SenderPoint sent{point, nullptr};
+  const bool foreign = point.number != 0 && point.owner != 0 && point.owner - 1 != lease_number_;
+  if (foreign) sent.foreign = timelines_of(point.owner - 1);
+  return sent;
 }
 
 std::shared_ptr<LeaseTimelines> ProducerLink::timelines_of(std::uint32_t lease) {

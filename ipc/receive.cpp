@@ -1,6 +1,7 @@
 #include "ipc/receive.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -184,9 +185,9 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
     if (releases_.is_lost(device)) throw_lost(device, {});
     const StreamUse home = receiving_stream(device_, device, options);
     // Before it is mapped: an owner that ends waits for that, and is asked nothing behind it.
-    for (const TimelinePoint& point : facts.points) link->meet(point);
+    std::array<SenderPoint, 2> sent{link->meet(facts.points[0]), link->meet(facts.points[1])};
     const Mapping* mapping = map(claimed, *link, facts.piece, device);
-    for (const TimelinePoint& point : facts.points) link->wait(home.stream, point);
+    for (const SenderPoint& point : sent) link->wait(home.stream, point);
     LIMBO_FAIL_POINT("receive.after_wait");
     block.prepare({links_.holdings(),
                    {.data = static_cast<const std::byte*>(mapping->base()) + facts.offset_bytes,
@@ -198,7 +199,7 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
                     .ticket = ticket,
                     .own = {}}});
     claimed.hand_over(block.job());
-    block.fill(facts, home);
+    block.fill(facts, home, std::move(sent));
   } catch (const Error& failure) {
     if (failure.code() != ErrorCode::kDeviceError) throw;
     if (releases_.is_lost(device, true)) {

@@ -74,7 +74,9 @@ class ReceivedBlock {
   // The block belongs to this very process.
   [[nodiscard]] virtual bool same_process() const noexcept = 0;
 
-  // The producer has died; the memory stays readable, unfinished work of it will not come.
+  // The producer has died, or who has sent the block on has before its own work on it was done; the
+  // memory stays readable, unfinished work of the dead will not come. Whoever has waited for the
+  // stream that received sees it.
   [[nodiscard]] virtual bool orphaned() const noexcept = 0;
 
   // The block is also used on `stream`: the release waits for what that has queued by then. A stream

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/protocol/memory.h"
 #include "ipc/protocol/mistakes.h"
+#include "ipc/protocol/timeline.h"
 
 namespace limbo {
 
@@ -28,8 +30,12 @@ Timelines::~Timelines() {
   }
 }
 
+Timeline& Timelines::timeline(std::uint32_t index) const noexcept {
+  return static_cast<Timeline*>(memory_.data())[index];
+}
+
 SharedWord& Timelines::value(std::uint32_t index) const noexcept {
-  return static_cast<Timeline*>(memory_.data())[index].value;
+  return timeline(index).value;
 }
 
 void Timelines::register_once() {
@@ -140,8 +146,13 @@ bool Timelines::all_reached() {
 
 void Timelines::end_all() noexcept {
   for (std::uint32_t index = 0; index < capacity_; ++index) {
-    value(index).store(protocol::kTimelineEnded, std::memory_order_release);
+    protocol::end_timeline(protocol::g_memory, &timeline(index).value, &timeline(index).ended_at);
   }
+}
+
+bool Timelines::ended_before(const TimelinePoint& point) const noexcept {
+  return point.index < capacity_ &&
+         protocol::ended_before(protocol::g_memory, &timeline(point.index).ended_at, point.number);
 }
 
 }  // namespace limbo

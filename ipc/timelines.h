@@ -1,12 +1,6 @@
 // The timelines of this process's streams: 64-bit words in shared memory that streams set to ever
-// higher numbers, so that streams of other processes can wait for "at least n".
-//
-// | word     | from | to   | who                           | order       | a death here           |
-// |----------|------|------|-------------------------------|-------------|------------------------|
-// | timeline | n    | n+1  | the stream that it belongs to | in stream   | waiters complete it    |
-// |          |      |      |                               | order       | once the owner is gone |
-// | timeline | any  | 2^62 | owner whose context is lost;  | plain store | stored again and again |
-// |          |      |      | all who wait, when it is gone |             | until it is quiet      |
+// higher numbers, so that streams of other processes can wait for "at least n". The table of the words
+// is in protocol/timeline.h.
 //
 // Thread-safe. One lock per timeline covers {take the next number, enqueue its write}, so that on
 // one word numbers land in order; it is a leaf, and the one place where a device call is made under
@@ -46,11 +40,15 @@ class Timelines {
 
   // Lets every wait pass: this process's GPU work will not come.
   void end_all() noexcept;
+  // Whether it was let pass without that number.
+  [[nodiscard]] bool ended_before(const TimelinePoint& point) const noexcept;
 
   [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
   [[nodiscard]] SharedWord& value(std::uint32_t index) const noexcept;
 
  private:
+  [[nodiscard]] Timeline& timeline(std::uint32_t index) const noexcept;
+
   // Handles are reused by the driver; ids are not.
   using StreamKey = std::pair<int, std::uint64_t>;  // device, Device::stream_id
 

@@ -72,5 +72,103 @@ TEST_F(LostForwarderTest, ASendThatMeetsALostContextTellsEveryOwner) {
   expect_all_back();
 }
 
+// ---- what the dead have not written ------------------------------------------------------------
+
+// Two blocks, sent on by a process that has written the one and dies under its write of the other.
+class DeadForwarderTest : public LostForwarderTest {
+ protected:
+  DeadForwarderTest() : forwarder_(std::make_unique<Peer>()) {}
+
+  void send_both() {
+    for (const char* name : {"written", "unwritten"}) {
+      sender_.allocate(name, kMiB, 1);
+      forwarder_->receive(name, sender_.share(name));
+    }
+    forwarder_->fill("written", 5);
+    forwarder_->synchronize();
+    // Their owner keeps both, so they stay open for everybody.
+    written_ = forwarder_->share("written");
+    forwarder_->synchronize();
+    forwarder_->use_stream("held");
+    forwarder_->write_for("unwritten", 6, milliseconds(60'000));
+    unwritten_ = forwarder_->share("unwritten");
+  }
+  static void open_both(Peer& peer, const std::string& prefix, const DeadForwarderTest& sent) {
+    peer.receive(prefix + "written", sent.written_);
+    peer.receive(prefix + "unwritten", sent.unwritten_);
+  }
+  static void expect_marks(Peer& peer, const std::string& prefix) {
+    peer.synchronize();  // comes back
+    EXPECT_TRUE(peer.orphaned(prefix + "unwritten"));
+    EXPECT_FALSE(peer.orphaned(prefix + "written"));
+    EXPECT_TRUE(peer.holds(prefix + "written", 5));
+    for (const char* name : {"written", "unwritten"}) peer.drop(prefix + name);
+  }
+  void free_both() {
+    for (const char* name : {"written", "unwritten"}) sender_.free(name);
+    expect_all_back();
+  }
+
+  std::unique_ptr<Peer> forwarder_;
+  std::string written_;
+  std::string unwritten_;
+};
+
+TEST_F(DeadForwarderTest, WhatItHasNotWrittenIsMarkedAtTheThird) {
+  send_both();
+  open_both(third_, "", *this);
+  for (const char* name : {"written", "unwritten"}) EXPECT_FALSE(third_.orphaned(name));
+  forwarder_->process().kill();
+  expect_marks(third_, "");
+  free_both();
+}
+
+// By whoever opens it then, whom its owner tells of the dead.
+TEST_F(DeadForwarderTest, WhatIsOpenedAfterItsDeathIsMarkedToo) {
+  send_both();
+  open_both(third_, "early_", *this);
+  forwarder_->process().kill();
+  EXPECT_TRUE(sender_.becomes("leases_swept", 1));
+  EXPECT_TRUE(third_.becomes("forwarders_met", 0));  // forgotten; its blocks live
+  open_both(third_, "late_", *this);
+  for (const char* prefix : {"early_", "late_"}) expect_marks(third_, prefix);
+  Peer fourth;
+  open_both(fourth, "", *this);
+  expect_marks(fourth, "");
+  free_both();
+}
+
+TEST_F(DeadForwarderTest, WhatComesBackToItsOwnerIsMarkedToo) {
+  send_both();
+  sender_.use_stream("reading");
+  open_both(sender_, "early_", *this);
+  forwarder_->process().kill();
+  EXPECT_TRUE(sender_.becomes("leases_swept", 1));
+  open_both(sender_, "late_", *this);
+  for (const char* prefix : {"early_", "late_"}) expect_marks(sender_, prefix);
+  sender_.use_stream("default");
+  for (const char* name : {"written", "unwritten"}) sender_.free(name);
+  EXPECT_TRUE(sender_.becomes("limbo", 0));
+  sender_.empty_cache();  // waits for the events of other streams
+  expect_all_back();
+}
+
+// One that lives on without its context has ended its own numbers.
+TEST_F(LostForwarderTest, WhatALostContextLeavesUnwrittenIsMarked) {
+  LIMBO_NEEDS_SIMULATED_DEVICE();  // on hardware the kernel ends before the error is reported
+  sender_.allocate("early", kMiB, 1);
+  reader_.receive("early", sender_.share("early"));
+  third_.receive("written", reader_.share("early"));
+  third_.synchronize();
+  third_.receive("t", send_on_behind_a_hold(sender_, "r"));
+  lose(reader_);
+  third_.synchronize();
+  EXPECT_TRUE(third_.orphaned("t"));
+  EXPECT_FALSE(third_.orphaned("written"));
+  for (const char* name : {"t", "written"}) third_.drop(name);
+  reader_.process().kill();
+  EXPECT_TRUE(sender_.becomes("held_claims", 0));
+}
+
 }  // namespace
 }  // namespace limbo::testing

@@ -76,7 +76,7 @@ TEST_F(ForwardWithoutOwnPoints, TheReaderComesBehindTheForwardersWrite) {
     ask.points[0] = timelines.advance(writing);
     const protocol::ClaimTarget made = forward(asker, ask);
     const OwnOpen own = producer_->open_own(made.export_index, made.generation);
-    for (const TimelinePoint& point : own.points) producer_->wait_own(reading, point);
+    producer_->wait_own(reading, own);
     const EventHandle read = sim_->create_event(0);
     sim_->record_event(reading, read);
     EXPECT_FALSE(

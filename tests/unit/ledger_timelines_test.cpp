@@ -170,5 +170,31 @@ TEST_F(LedgerTimelines, RefusedWriteUsesUpItsNumber) {
   EXPECT_EQ(value(timelines, next), 3U);
 }
 
+// What had landed by then was written; what lands later comes too late for those who were let pass.
+TEST_F(LedgerTimelines, TheEndTellsWhatWasReachedFromWhatWasNot) {
+  Timelines timelines(sim(), 4);
+  const StreamRef a = stream();
+  const StreamRef unused = stream();
+  const TimelinePoint landed = timelines.advance(a);
+  sim().synchronize_stream(a);
+  const SimHold hold = sim().hold_stream(a);
+  const TimelinePoint late = timelines.advance(a);
+  for (const TimelinePoint& point : {landed, late}) EXPECT_FALSE(timelines.ended_before(point));
+  timelines.end_all();
+  EXPECT_FALSE(timelines.ended_before(landed));
+  EXPECT_TRUE(timelines.ended_before(late));
+  EXPECT_TRUE(timelines.all_reached());
+  timelines.wait(unused, late);
+  sim().synchronize_stream(unused);
+  sim().release_hold(hold);
+  sim().synchronize_stream(a);
+  EXPECT_EQ(value(timelines, late), late.number);  // a late write has set it back
+  timelines.end_all();
+  EXPECT_TRUE(timelines.ended_before(late));
+  EXPECT_FALSE(timelines.ended_before(landed));
+  EXPECT_FALSE(timelines.ended_before({}));
+  EXPECT_EQ(value(timelines, late), protocol::kTimelineEnded);
+}
+
 }  // namespace
 }  // namespace limbo
