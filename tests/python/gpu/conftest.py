@@ -1,12 +1,31 @@
-"""Tests on a GPU: each runs a script of scripts/ in a process of its own and reads its result.
+"""Tests on a GPU. Most run a script of scripts/ in a process of its own and read its result; those
+of the allocator's contract run in this one.
 
 Without a GPU they are skipped by name, with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
+
 import pytest
 from gpu_scripts import why_no_gpu
+
+#: pytest's exit code when an error has spoiled CUDA for the rest of the process.
+CONTEXT_LOST = 86
+
+
+_passed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call":
+        item.stash[_passed] = report.passed
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +33,20 @@ def _needs_gpu() -> None:
     reason = why_no_gpu()
     if reason:
         pytest.skip(f"needs a GPU: {reason}")
+
+
+@pytest.fixture
+def allocator(_needs_gpu: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The allocator under test, in this process; afterwards its memory is as before."""
+    import contract
+
+    contract.install()
+    contract.settle()
+    before = contract.memory_use()
+    yield
+    if contract.context_is_lost():
+        pytest.exit("an error has spoiled CUDA for the rest of this process", CONTEXT_LOST)
+    if not request.node.stash.get(_passed, False):
+        return  # the tensors of a failed test are kept by its traceback
+    contract.settle()
+    assert contract.memory_use() == before, "the test leaves memory behind"
