@@ -24,7 +24,9 @@
 
 #include "allocator/device/device.h"
 #include "allocator/lending.h"
+#include "allocator/pool_id.h"
 #include "allocator/stats.h"
+#include "allocator/trace.h"
 
 namespace limbo {
 
@@ -51,13 +53,26 @@ struct SegmentView {
   std::size_t requested_bytes = 0;
   StreamRef stream;
   bool large = false;
+  PoolId pool;
+  // How many segments the thread that made it had made before.
+  std::int32_t registration_counter = 0;
+  // Of the call that took it from the driver. Where contexts are not kept in entries, a segment has
+  // it only while a block of it is active.
+  CallContext context;
   struct BlockState {
     std::size_t size_bytes = 0;
     std::size_t requested_bytes = 0;
     bool allocated = false;
     bool active = false;  // allocated, or waiting for an event or an unpin
+    CallContext context;  // of its allocation, while it is active
   };
   std::vector<BlockState> blocks;  // in address order; they tile the segment
+};
+
+// Segments in the order of their addresses, and the history up to that moment, by device.
+struct MemorySnapshot {
+  std::vector<SegmentView> segments;
+  std::vector<std::vector<TraceEntry>> traces;  // empty where they were not asked for
 };
 
 // What a failed allocation knows: thrown as OutOfMemory (an Error), turned into torch's own
@@ -179,13 +194,31 @@ class Allocator {
   [[nodiscard]] DeviceStats stats(int device);
   void reset_peak_stats(int device);
   void reset_accumulated_stats(int device);
-  [[nodiscard]] std::vector<SegmentView> snapshot(int device = -1);
+  // Of one device, or (-1) of all; of one private pool, or ({0, 0}) of all pools. The history notes
+  // that a snapshot was made, behind what it returns.
+  [[nodiscard]] std::vector<SegmentView> snapshot(int device = -1, PoolId pool = {});
+  [[nodiscard]] MemorySnapshot snapshot_with_traces(PoolId pool = {});
 
   // The largest free block, in bytes.
   [[nodiscard]] std::size_t largest_free_block_bytes(int device);
 
   // Whether any memory was ever taken from the driver.
   [[nodiscard]] bool used() const noexcept;
+
+  // ---- history (trace.h) ------------------------------------------------------------------
+
+  // For all devices, at once. While it is enabled no thread's cache is used: every call takes the
+  // heap lock. Throws Error(kBadArgument) for contexts without a function that gathers them.
+  void set_history(const HistorySettings& settings);
+  [[nodiscard]] bool history_enabled() const noexcept;
+
+  // Called with every entry from now on, on the thread that causes it or on one that is inside the
+  // allocator at that moment, with no lock held; never removed; caches are not used any more. Of a
+  // segment it hears before anybody can be handed memory of it, and before the driver gets it back:
+  // what it throws then makes the allocation, or the return, fail with that and without effect.
+  // What it throws otherwise is dropped. It may call the allocator, but not wait for another thread
+  // that does, and not take locks that others hold when they call it.
+  void add_trace_tracker(TraceTracker tracker);
 
   // For tests: throws Error(kInternal) with the first broken invariant (blocks tile segments, page
   // table, free lists, statistics equal sums over the snapshot, no cached block is allocated).

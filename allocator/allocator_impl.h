@@ -3,7 +3,7 @@
 // Where to find what: allocator.cpp (the ways in; hits), slow_path.cpp (misses, to out-of-memory),
 // frees.cpp (frees that the fast way leaves, wrong frees), pins.cpp (pins, limbo), waits.cpp
 // (record_stream and events), pieces.cpp (memory back to the driver), caches.cpp (threads' caches:
-// made, swept, ended), inspection.cpp (statistics, snapshots),
+// made, swept, ended), inspection.cpp (statistics, snapshots), history.cpp (its settings),
 // invariants.cpp (what must hold).
 #pragma once
 
@@ -52,6 +52,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] void* search(const Request& request);
   enum class Fit : std::uint8_t { kClose, kAny };
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
+  void announce_piece(DeviceHeap& at, const Request& request, void* base, std::size_t size_bytes);
   [[nodiscard]] void* grow(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* make_room_once(DeviceHeap& at, const Request& request);
@@ -83,6 +84,11 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   std::size_t return_pieces(DeviceHeap& at);
   bool return_piece(DeviceHeap& at, Segment& segment);
   void collect_garbage(DeviceHeap& at);
+  // Trackers hear of a piece before anybody can be handed a part of it, and before the driver gets
+  // it back. Throws what they throw; then none of them has heard of it.
+  static void tell_of_piece(DeviceHeap& at, TraceAction action, const void* base,
+                            std::size_t size_bytes, StreamRef stream, PoolId pool);
+  static void tell_again_of_piece(DeviceHeap& at, const Segment& segment) noexcept;
   [[nodiscard]] bool keeps_pieces_for_readers(DeviceHeap& at);
   void empty_cache(DeviceHeap& at);
 
@@ -112,9 +118,14 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void bypass_caches_on_free() noexcept { free_bypasses.fetch_add(1, std::memory_order_relaxed); }
   void allow_caches_on_free() noexcept { free_bypasses.fetch_sub(1, std::memory_order_relaxed); }
 
+  // ---- history.cpp ----
+  void bypass_caches_for_history();
+  void allow_caches_after_history() noexcept;
+
   // ---- inspection.cpp ----
   [[nodiscard]] DeviceStats stats(DeviceHeap& at);
   [[nodiscard]] DeviceStats read_stats(DeviceHeap& at);  // heap lock held, all gates stopped
+  [[nodiscard]] MemorySnapshot take_snapshot(int device, PoolId pool, bool with_traces);
 
   // All gates stopped, and the registry lock held: nothing moves in any cache.
   class StoppedGates {
@@ -149,6 +160,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   const std::chrono::milliseconds collect_wait;
 
   std::vector<ThreadCache*> caches;  // guarded by the registry lock
+
+  std::mutex history_mutex;  // taken first of all: one change of history's settings at a time
+  std::atomic<bool> history_enabled{false};
 
   std::atomic<Block*> let_go_head{nullptr};  // pushed and taken whole: no pop, so no ABA
   std::atomic<Lender*> lender{nullptr};

@@ -26,13 +26,14 @@ enum class BlockState : std::uint8_t {
   kReturning,   // all of a piece that may be on its way back to the driver
 };
 
-// The word: generation (32 bits) | pins (24) | unused (1) | flags (3) | state (4).
+// The word: generation (32 bits) | pins (24) | flags (4) | state (4).
 //
 // | from -> to                        | who                              | how                     |
 // |-----------------------------------|----------------------------------|-------------------------|
 // | Cached -> Allocated, generation+1 | the cache's owner, in its gate   | release store           |
 // | Free -> Allocated, generation+1   | a miss, heap lock; with kPrivate | release store           |
-// |                                   | where the pool is a private one  |                         |
+// |                                   | where the pool is a private one, |                         |
+// |                                   | kNoted where the heap has notes  |                         |
 // | Allocated, no flags -> Cached     | free, in the gate                | compare-and-swap        |
 // | Allocated -> Free, Waiting, Limbo | free, the slow way, heap lock    | compare-and-swap        |
 // | Allocated: pins, flags            | pin, unpin, record_stream        | compare-and-swap        |
@@ -53,6 +54,7 @@ inline constexpr std::uint64_t kStateMask = 0xf;
 inline constexpr std::uint64_t kRecorded = 1U << 4;    // record_stream named other streams
 inline constexpr std::uint64_t kEverPinned = 1U << 5;  // its note may be set: free clears it
 inline constexpr std::uint64_t kPrivate = 1U << 6;     // of a private pool: never cached
+inline constexpr std::uint64_t kNoted = 1U << 7;       // `context` or `oversize` is set
 inline constexpr std::uint64_t kPinUnit = 1U << 8;
 inline constexpr std::uint64_t kMaxPins = (1U << 24) - 1;
 inline constexpr unsigned kGenerationShift = 32;
@@ -104,6 +106,8 @@ struct Block {
   std::uint64_t free_since = 0;                   // DeviceHeap::searches when it became free
   unsigned waits = 0;                             // events that it still waits for
   std::unique_ptr<std::vector<StreamRef>> users;  // streams named by record_stream
+  std::shared_ptr<void> context;                  // of its allocation, while it is active (trace.h)
+  bool oversize = false;                          // counted as an oversize allocation
 
   // The lender's word (Allocator::lender_note).
   void* note = nullptr;

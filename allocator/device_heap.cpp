@@ -1,6 +1,7 @@
 #include "allocator/device_heap.h"
 
 #include <atomic>
+#include <bit>
 
 #include "allocator/thread_registry.h"
 
@@ -11,6 +12,9 @@ std::uint64_t next_piece_id() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
+
+// Segments that this thread has made.
+thread_local constinit std::int32_t segments_made = 0;
 
 bool is_part(const Block* block) noexcept {
   return block->previous != nullptr || block->next != nullptr;
@@ -53,6 +57,7 @@ void EventPool::destroy_all(Device& device, int index) noexcept {
 DeviceHeap::DeviceHeap(int device_index, PageTable& page_table)
     : device(device_index),
       default_pool(std::make_shared<Pool>(PoolId{})),
+      trace(device_index, mutex),
       page_table_(page_table) {}
 
 DeviceHeap::~DeviceHeap() = default;
@@ -131,13 +136,25 @@ void DeviceHeap::cut(Block* block, std::size_t size_bytes) {
   piece.kept_for_readers = false;  // asked anew when it is free again
 }
 
+// What the heap wants to know when the block is freed again, as flags of its word.
+std::uint64_t DeviceHeap::note(Block* block) {
+  block->oversize = block->size_bytes >= policy.max_split_size_bytes;
+  if (block->oversize) DeviceCounters::raise(counters.oversize_allocations);
+  if (trace.active()) {
+    block->context = TraceCall::context();
+    record_block(TraceAction::kAlloc, *block, block->context);
+  }
+  return block->oversize || block->context != nullptr ? block_word::kNoted : 0;
+}
+
 void* DeviceHeap::hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes) {
   cut(block, size_bytes);
   block->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   counters.add_active(block->segment->large, block->size_bytes, requested_bytes);
   counters.add_allocated(block->segment->large, block->size_bytes);
   const std::uint64_t word = block->word.load(std::memory_order_relaxed);
-  const std::uint64_t flags = block->segment->pool->is_default() ? 0 : block_word::kPrivate;
+  const std::uint64_t flags =
+      note(block) | (block->segment->pool->is_default() ? 0 : block_word::kPrivate);
   block->word.store(block_word::next_allocated(word) | flags, std::memory_order_release);
   return block->data();
 }
@@ -167,6 +184,8 @@ void DeviceHeap::give(Block* block, bool was_cached) {
 void DeviceHeap::end_active(Block* block) {
   counters.subtract_active(block->segment->large, block->size_bytes,
                            block->requested_bytes.load(std::memory_order_relaxed));
+  record_block(TraceAction::kFreeCompleted, *block, TraceCall::context_of_free(block->context));
+  block->context.reset();
   block->note = nullptr;
   give(block, false);
 }
@@ -210,6 +229,11 @@ Segment& DeviceHeap::add_segment(const std::shared_ptr<Pool>& pool, Provider& pr
   counters.add(kSegments, is_large, 1);
   counters.add(kReserved, is_large, size_bytes);
   ++counters.num_device_alloc;
+  segment.registration_counter = segments_made++;
+  segment.oversize = size_bytes >= policy.max_split_size_bytes;
+  if (segment.oversize) DeviceCounters::raise(counters.oversize_segments);
+  if (trace.active()) segment.context = TraceCall::context();
+  record_segment(TraceAction::kSegmentAlloc, segment);
   return segment;
 }
 
@@ -258,6 +282,7 @@ std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
   const CountersChange change(counters);
   counters.subtract(kSegments, segment.large, 1);
   counters.subtract(kReserved, segment.large, segment.size_bytes);
+  if (segment.oversize) DeviceCounters::lower(counters.oversize_segments);
   ++counters.num_device_free;
   reserved_bytes -= segment.size_bytes;
   drop_node(segment.first);
@@ -266,6 +291,19 @@ std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
   segments.erase(at);
   end_work();
   return gone;
+}
+
+void DeviceHeap::record_block(TraceAction action, const Block& block,
+                              const CallContext& context) noexcept {
+  const Segment& segment = *block.segment;
+  trace.record(action, std::bit_cast<std::uintptr_t>(block.data()),
+               block.requested_bytes.load(std::memory_order_relaxed), segment.stream.handle,
+               segment.pool->id, context);
+}
+
+void DeviceHeap::record_segment(TraceAction action, const Segment& segment) noexcept {
+  trace.record(action, std::bit_cast<std::uintptr_t>(segment.base), segment.size_bytes,
+               segment.stream.handle, segment.pool->id, TraceCall::context());
 }
 
 void DeviceHeap::end_work() noexcept {

@@ -22,6 +22,7 @@
 #include "allocator/pools.h"
 #include "allocator/segment.h"
 #include "allocator/stats_counters.h"
+#include "allocator/trace.h"
 
 namespace limbo {
 
@@ -83,6 +84,10 @@ class DeviceHeap {
   // The driver has it. Destroy the result with no lock held: it may be the last that holds its pool.
   [[nodiscard]] std::unique_ptr<Segment> finish_return(Segment& segment) noexcept;
 
+  // ---- history: caller holds the heap lock ----
+  void record_block(TraceAction action, const Block& block, const CallContext& context) noexcept;
+  void record_segment(TraceAction action, const Segment& segment) noexcept;
+
   // ---- work in progress: caller holds the heap lock ----
   // Somebody holds memory of this device that is in no list (a driver call, an event that is being
   // looked at). Whoever is about to report out-of-memory waits for such work first.
@@ -98,6 +103,7 @@ class DeviceHeap {
   std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
   const std::shared_ptr<Pool> default_pool;
   DeviceCounters counters;
+  Trace trace;
   std::map<StreamHandle, std::unique_ptr<StreamDepot>> depots;  // never erased
   AllocationPolicy policy;
   std::uint64_t searches = 0;      // find_fit calls: the heap's clock
@@ -123,6 +129,7 @@ class DeviceHeap {
 
  private:
   void cut(Block* block, std::size_t size_bytes);
+  [[nodiscard]] std::uint64_t note(Block* block);
   Segment& take_out_of_lists(Segment& segment);
   [[nodiscard]] Block* new_node();
   void drop_node(Block* block) noexcept;

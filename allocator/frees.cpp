@@ -1,6 +1,8 @@
 // Frees that the fast way leaves: blocks with pins or recorded streams, threads without a cache,
 // stopped gates; and wrong frees, each its own error.
+#include <optional>
 #include <sstream>
+#include <utility>
 
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
@@ -25,6 +27,10 @@ std::string pointer_text(const void* data) {
 // else between, and this free is the second one.
 void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t word) {
   if (block_word::state(word) != BlockState::kAllocated) throw_double_free(data);
+  std::optional<TraceCall> call;
+  if (const int device_index = page_table.device_of(data); device_index >= 0) {
+    call.emplace(heaps[static_cast<std::size_t>(device_index)]->trace, ContextLevel::kAll);
+  }
   auto [at, lock] = lock_heap_at(data);
   std::vector<StreamRef> streams;
   {
@@ -43,6 +49,11 @@ void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t wo
     } while (!block->word.compare_exchange_weak(now, freed, std::memory_order_acq_rel));
     const CountersChange change(at->counters);
     at->counters.subtract_allocated(block->segment->large, block->size_bytes);
+    if (std::exchange(block->oversize, false)) {
+      DeviceCounters::lower(at->counters.oversize_allocations);
+    }
+    at->record_block(TraceAction::kFreeRequested, *block,
+                     TraceCall::context_of_free(block->context));
     streams = plan_waits(*at, block);
     if (block_word::pins(now) != 0) {
       let_go(*at, block);

@@ -17,12 +17,14 @@ bool is_active(BlockState state) noexcept {
   return is_allocated(state) || state == BlockState::kWaiting || state == BlockState::kLimbo;
 }
 
-SegmentView look_at(const Segment& segment) {
+SegmentView look_at(const Segment& segment, ContextLevel contexts) {
   SegmentView seen;
   seen.base = segment.base;
   seen.size_bytes = segment.size_bytes;
   seen.stream = segment.stream;
   seen.large = segment.large;
+  seen.pool = segment.pool->id;
+  seen.registration_counter = segment.registration_counter;
   for (const Block* block = segment.first; block != nullptr; block = block->next) {
     SegmentView::BlockState one;
     const BlockState state = block->state();
@@ -34,9 +36,11 @@ SegmentView look_at(const Segment& segment) {
       one.requested_bytes = block->requested_bytes.load(std::memory_order_relaxed);
       seen.active_bytes += one.size_bytes;
       seen.requested_bytes += one.requested_bytes;
+      one.context = block->context;
     }
-    seen.blocks.push_back(one);
+    seen.blocks.push_back(std::move(one));
   }
+  if (contexts >= ContextLevel::kAlloc || seen.active_bytes != 0) seen.context = segment.context;
   return seen;
 }
 
@@ -78,19 +82,38 @@ void Allocator::reset_accumulated_stats(int device) {
   at.counters.reset_accumulated();
 }
 
-std::vector<SegmentView> Allocator::snapshot(int device) {
-  if (device >= 0) static_cast<void>(impl_->heap(device));
-  std::vector<SegmentView> views;
-  const Impl::StoppedGates stopped(*impl_);
-  for (const auto& at : impl_->heaps) {
-    if (device >= 0 && at->device != device) continue;
-    const std::lock_guard lock(at->mutex);
-    for (const auto& [piece_id, segment] : at->segments) views.push_back(look_at(*segment));
+MemorySnapshot Allocator::Impl::take_snapshot(int device_index, PoolId pool, bool with_traces) {
+  if (device_index >= 0) static_cast<void>(heap(device_index));
+  MemorySnapshot seen;
+  {
+    const StoppedGates stopped(*this);
+    for (const auto& at : heaps) {
+      if (device_index >= 0 && at->device != device_index) continue;
+      const std::lock_guard lock(at->mutex);
+      if (with_traces) seen.traces.push_back(at->trace.entries());
+      std::size_t active_bytes = 0;
+      for (const auto& [piece_id, segment] : at->segments) {
+        if (!pool.is_default() && segment->pool->id != pool) continue;
+        seen.segments.push_back(look_at(*segment, at->trace.contexts()));
+        active_bytes += seen.segments.back().active_bytes;
+      }
+      at->trace.record(TraceAction::kSnapshot, 0, active_bytes, nullptr, pool, nullptr);
+    }
   }
-  std::sort(views.begin(), views.end(), [](const SegmentView& left, const SegmentView& right) {
-    return std::less<>{}(left.base, right.base);
-  });
-  return views;
+  for (const auto& at : heaps) at->trace.tell();
+  std::sort(seen.segments.begin(), seen.segments.end(),
+            [](const SegmentView& left, const SegmentView& right) {
+              return std::less<>{}(left.base, right.base);
+            });
+  return seen;
+}
+
+std::vector<SegmentView> Allocator::snapshot(int device, PoolId pool) {
+  return impl_->take_snapshot(device, pool, false).segments;
+}
+
+MemorySnapshot Allocator::snapshot_with_traces(PoolId pool) {
+  return impl_->take_snapshot(-1, pool, true);
 }
 
 std::size_t Allocator::largest_free_block_bytes(int device) {

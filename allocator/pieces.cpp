@@ -3,32 +3,58 @@
 // A piece goes back when none of its blocks is out and the lender says that nobody maps it. While
 // it is asked and returned its block is in state Returning, in no free list; a thread that finds
 // nothing meanwhile waits for the outcome before it reports out-of-memory (DeviceHeap::begin_work).
+#include <bit>
+
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
 
 namespace limbo {
+
+void Allocator::Impl::tell_of_piece(DeviceHeap& at, TraceAction action, const void* base,
+                                    std::size_t size_bytes, StreamRef stream, PoolId pool) {
+  at.trace.tell_now(action, std::bit_cast<std::uintptr_t>(base), size_bytes, stream.handle, pool,
+                    TraceCall::context());
+}
+
+// The driver did not take the piece: it is in use again.
+void Allocator::Impl::tell_again_of_piece(DeviceHeap& at, const Segment& segment) noexcept {
+  try {
+    tell_of_piece(at, TraceAction::kSegmentAlloc, segment.base, segment.size_bytes, segment.stream,
+                  segment.pool->id);
+  } catch (...) {  // the driver's error is the one to report
+  }
+}
 
 // The segment's return has begun. True when it has gone back.
 bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
   const std::uint64_t piece_id = segment.piece.id;
   Lender* const asked = lender.load(std::memory_order_acquire);
   bool allowed = false;
+  bool told = false;
   bool hidden = false;
   try {
     allowed = asked == nullptr || asked->may_return_piece(piece_id);
     if (allowed) {
+      tell_of_piece(at, TraceAction::kSegmentFree, segment.base, segment.size_bytes, segment.stream,
+                    segment.pool->id);
+      told = true;
       {
         // Before the driver has the addresses: another thread may be given them at once.
         const std::lock_guard lock(at.mutex);
+        at.record_segment(TraceAction::kSegmentFree, segment);
         at.hide_addresses(segment);
         hidden = true;
       }
       segment.provider->return_piece(at.device, segment.base, segment.size_bytes);
     }
   } catch (...) {
+    if (told) tell_again_of_piece(at, segment);
     const std::lock_guard lock(at.mutex);
     const CountersChange change(at.counters);
-    if (hidden) at.show_addresses(segment);
+    if (hidden) {
+      at.show_addresses(segment);
+      at.record_segment(TraceAction::kSegmentAlloc, segment);
+    }
     at.cancel_return(segment);
     throw;
   }
@@ -98,6 +124,7 @@ bool Allocator::Impl::keeps_pieces_for_readers(DeviceHeap& at) {
 }
 
 void Allocator::Impl::empty_cache(DeviceHeap& at) {
+  const TraceCall call(at.trace, ContextLevel::kAll);
   wait_for_events(at);
   reclaim_caches(at);
   static_cast<void>(return_pieces(at));

@@ -59,6 +59,7 @@ void Allocator::Impl::unpin_last(Block* block) {
     if (block->waits == 0) at.end_active(block);
   }
   begin_waits(at, block, streams);
+  at.trace.tell();
 }
 
 BlockView Allocator::pin(const void* data) {

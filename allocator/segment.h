@@ -35,6 +35,11 @@ struct Segment {
   std::size_t size_bytes = 0;
   Block* first = nullptr;  // guarded by the heap lock
   Piece piece;
+  std::shared_ptr<void> context;  // of the call that took it from the driver (trace.h)
+  // How many segments the thread that made it had made before: the same in processes that do the
+  // same, which is what NCCL registers segments by.
+  std::int32_t registration_counter = 0;
+  bool oversize = false;  // counted as an oversize segment
 
   // The piece behind `block`.
   [[nodiscard]] Piece& piece_of(const Block& /*block*/) noexcept { return piece; }

@@ -71,6 +71,21 @@ void Allocator::Impl::run_callbacks() {
   }
 }
 
+// What the trackers refuse goes back to the driver.
+void Allocator::Impl::announce_piece(DeviceHeap& at, const Request& request, void* base,
+                                     std::size_t size_bytes) {
+  try {
+    tell_of_piece(at, TraceAction::kSegmentAlloc, base, size_bytes, request.stream,
+                  at.default_pool->id);
+  } catch (...) {
+    try {
+      provider.return_piece(at.device, base, size_bytes);
+    } catch (const Error&) {  // the tracker's error is the one to report
+    }
+    throw;
+  }
+}
+
 // A new segment of size_bytes; null if the driver or the limit has no room.
 void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t size_bytes) {
   {
@@ -87,6 +102,7 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
     used.store(true, std::memory_order_relaxed);
     base = provider.make_piece(at.device, size_bytes);
     if (base != nullptr) {
+      announce_piece(at, request, base, size_bytes);
       const std::lock_guard lock(at.mutex);
       const CountersChange change(at.counters);
       const Segment& segment = at.add_segment(at.default_pool, provider, base, size_bytes,
@@ -110,6 +126,7 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
 void* Allocator::Impl::allocate_slow(const Request& request) {
   require_named(request.stream);
   DeviceHeap& at = *heaps[static_cast<std::size_t>(request.stream.device)];
+  const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
   if (void* data = search(request)) return data;
   run_callbacks();
@@ -194,6 +211,11 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
     Lender* const asked = lender.load(std::memory_order_acquire);
     if (asked != nullptr) holders = asked->describe_holders(at.device);
   } catch (const std::exception&) {  // the report goes out with what is known
+  }
+  {
+    const std::lock_guard lock(at.mutex);
+    at.trace.record(TraceAction::kOutOfMemory, info.free_bytes, request.size_bytes,
+                    request.stream.handle, at.default_pool->id, TraceCall::context());
   }
   throw OutOfMemory(at.device, request.requested_bytes, info, stats(at), limit_bytes,
                     std::move(holders));

@@ -32,6 +32,10 @@ struct DeviceStats {
   StatByKind inactive_split_bytes;
   StatByKind requested_bytes;  // as asked for, before rounding
 
+  // Not smaller than AllocationPolicy::max_split_size_bytes when it was made.
+  Stat oversize_allocations;  // blocks handed out
+  Stat oversize_segments;
+
   std::int64_t num_alloc_retries = 0;     // requests that needed memory to be given back first
   std::int64_t num_ooms = 0;              // requests that failed
   std::int64_t num_device_alloc = 0;      // segments taken from the driver

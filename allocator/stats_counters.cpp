@@ -177,11 +177,23 @@ void DeviceCounters::subtract_allocated(bool large, std::size_t size_bytes) noex
   subtract(kBytes, large, size_bytes);
 }
 
+void DeviceCounters::raise(Stat& stat) noexcept {
+  ++stat.current;
+  ++stat.allocated;
+  stat.peak = std::max(stat.peak, stat.current);
+}
+
+void DeviceCounters::lower(Stat& stat) noexcept {
+  --stat.current;
+  ++stat.freed;
+}
+
 void DeviceCounters::reset_peaks() noexcept {
   close_window();
   for (unsigned index = 0; index < kMetrics; ++index) {
     peaks_[index] = total_levels(static_cast<Metric>(index));
   }
+  for (Stat* stat : {&oversize_allocations, &oversize_segments}) stat->peak = stat->current;
 }
 
 void DeviceCounters::reset_accumulated() noexcept {
@@ -193,6 +205,7 @@ void DeviceCounters::reset_accumulated() noexcept {
       base_downs_[index][kind] = ups[kind] - levels[kind];
     }
   }
+  for (Stat* stat : {&oversize_allocations, &oversize_segments}) stat->allocated = stat->freed = 0;
   num_alloc_retries = num_ooms = num_device_alloc = num_device_free = num_sync_all_streams = 0;
 }
 
@@ -221,6 +234,8 @@ void DeviceCounters::fill(DeviceStats& stats) noexcept {
   stats.active_bytes = stat(kActiveBytes);
   stats.inactive_split_bytes = stat(kInactiveBytes);
   stats.requested_bytes = stat(kRequested);
+  stats.oversize_allocations = oversize_allocations;
+  stats.oversize_segments = oversize_segments;
   stats.num_alloc_retries = num_alloc_retries;
   stats.num_ooms = num_ooms;
   stats.num_device_alloc = num_device_alloc;

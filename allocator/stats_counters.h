@@ -102,8 +102,14 @@ class DeviceCounters {
   void reset_peaks() noexcept;
   void reset_accumulated() noexcept;
 
-  // All but the fields after requested_bytes of DeviceStats are the counters' own.
+  // All fields of DeviceStats but held_for_readers_bytes.
   void fill(DeviceStats& stats) noexcept;
+
+  // The two oversize numbers, which only the heap counts.
+  static void raise(Stat& stat) noexcept;
+  static void lower(Stat& stat) noexcept;
+  Stat oversize_allocations;
+  Stat oversize_segments;
 
   std::int64_t num_alloc_retries = 0;
   std::int64_t num_ooms = 0;

@@ -1,4 +1,5 @@
 // Statistics and snapshots.
+#include <map>
 #include <thread>
 
 #include "tests/unit/allocator_support.h"
@@ -198,6 +199,49 @@ TEST_F(AllocatorDevices, ACallbackMayFreeMemoryOfAnotherDevice) {
   });
   allocator_.free(allocate(4096));
   EXPECT_EQ(there, nullptr);
+}
+
+TEST_F(AllocatorStats, OversizeBlocksAndSegmentsAreCounted) {
+  AllocationPolicy policy;
+  policy.max_split_size_bytes = 30 * kMiB;
+  std::byte* before = allocate(40 * kMiB);
+  allocator_.set_policy(policy);
+  std::byte* oversize = allocate(40 * kMiB);
+  std::byte* small = allocate(25 * kMiB);
+  expect_stat(allocator_.stats(0).oversize_allocations, 1, 1, 1, 0);
+  expect_stat(allocator_.stats(0).oversize_segments, 1, 1, 1, 0);
+  for (int round = 0; round < 3; ++round) {
+    allocator_.free(oversize);
+    expect_stat(allocator_.stats(0).oversize_allocations, 0, 1, 1 + round, 1 + round);
+    oversize = allocate(40 * kMiB);
+  }
+  allocator_.free(before);  // was not one when it was handed out
+  allocator_.free(small);
+  expect_stat(allocator_.stats(0).oversize_allocations, 1, 1, 4, 3);
+  allocator_.reset_accumulated_stats(0);
+  expect_stat(allocator_.stats(0).oversize_allocations, 1, 1, 0, 0);
+  allocator_.free(oversize);
+  allocator_.reset_peak_stats(0);
+  expect_stat(allocator_.stats(0).oversize_allocations, 0, 0, 0, 1);
+  allocator_.empty_cache();
+  expect_stat(allocator_.stats(0).oversize_segments, 0, 1, 0, 1);
+}
+
+TEST_F(AllocatorStats, SegmentsAreNumberedByTheThreadThatMadeThem) {
+  std::vector<std::byte*> blocks;
+  std::map<void*, std::int32_t> numbers;
+  const auto work = [&] {
+    for (int count = 0; count < 3; ++count) blocks.push_back(allocate(12 * kMiB));
+  };
+  std::thread(work).join();
+  std::thread(work).join();
+  for (const SegmentView& segment : allocator_.snapshot()) {
+    numbers[segment.base] = segment.registration_counter;
+  }
+  std::vector<std::int32_t> in_order;
+  for (std::byte* data : blocks) in_order.push_back(numbers.at(data));
+  EXPECT_EQ(in_order, (std::vector<std::int32_t>{0, 1, 2, 0, 1, 2}));
+  for (std::byte* data : blocks) allocator_.free(data);
 }
 
 }  // namespace

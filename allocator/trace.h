@@ -1,0 +1,180 @@
+// The history of one device's memory: what was asked for, given, taken back and returned, in order.
+//
+// It costs nothing while nobody wants it. While it is recorded or tracked, calls go the central way,
+// so that the heap lock gives every entry its place.
+//
+// Who wants entries:
+// - the ring keeps the last ones for whoever asks (Allocator::trace), from set_history on;
+// - trackers are called with every entry, whether or not a history is recorded.
+//
+// Contexts (say, stack traces) are gathered before the heap lock is taken, because gathering may
+// take other locks, Python's included; see TraceCall. Trackers are called with no lock held.
+#pragma once
+
+#include <atomic>
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "allocator/device/device.h"
+#include "allocator/pool_id.h"
+
+namespace limbo {
+
+enum class TraceAction : std::uint8_t {
+  kAlloc = 0,      // a block was handed out
+  kFreeRequested,  // a block was freed by its owner
+  kFreeCompleted,  // and is free memory now: at once, or when nothing reads or uses it any more
+  kSegmentAlloc,   // memory was taken from the driver
+  kSegmentFree,    // and goes back to it
+  kSnapshot,       // a snapshot was made
+  kOutOfMemory,    // an allocation failed
+};
+inline constexpr std::size_t kTraceActions = 7;
+
+// Whatever the layer above attaches to a call. Its end may come with the heap lock held: it must not
+// block and must not call the allocator.
+using CallContext = std::shared_ptr<void>;
+
+// Which calls contexts are gathered for. Each includes those before it.
+enum class ContextLevel : std::uint8_t {
+  kNever = 0,
+  kState,  // kept with blocks while they are allocated, and with segments
+  kAlloc,  // kept in entries too
+  kAll,    // frees, and memory given back, have one of their own
+};
+
+struct TraceEntry {
+  TraceAction action = TraceAction::kAlloc;
+  int device = 0;
+  // Of the block or segment. kOutOfMemory: what the device has free, in bytes. kSnapshot: 0.
+  std::uintptr_t address = 0;
+  // As asked for (blocks), as taken (segments), active (kSnapshot), asked for, rounded (kOutOfMemory).
+  std::size_t size_bytes = 0;
+  StreamHandle stream = nullptr;  // home of the block or segment; where an allocation failed
+  PoolId pool;
+  std::uint64_t time = 0;  // by the clock of set_trace_clock
+  CallContext context;
+  std::string compile_context;  // of the thread, see ThreadNotes
+  std::string user_metadata;
+};
+
+struct HistorySettings {
+  bool enabled = false;
+  std::size_t max_entries = 1;  // of each device; the oldest make room; 0 counts as 1
+  ContextLevel contexts = ContextLevel::kNever;
+  // Makes a context for the calling thread; null only with kNever. What it throws is dropped, and
+  // the call goes without a context.
+  CallContext (*gather)() = nullptr;
+  bool clear = false;                  // forget what was recorded before; also when not enabled
+  std::bitset<kTraceActions> skipped;  // by action: not kept in the ring (trackers get it)
+};
+
+using TraceTracker = std::function<void(const TraceEntry&)>;
+
+// What a thread's entries say beside the memory. Each thread has its own, empty at first.
+struct ThreadNotes {
+  std::vector<std::string> compile_contexts;  // the innermost is last
+  std::string user_metadata;
+};
+
+// The calling thread's; null when the thread is ending.
+[[nodiscard]] ThreadNotes* thread_notes();
+
+// The clock of all entries, any unit; in steady nanoseconds unless it is set. For the start of the
+// process: entries of two clocks do not compare.
+void set_trace_clock(std::uint64_t (*now)() noexcept) noexcept;
+
+// One device's history. `heap_lock` guards everything that says nothing else.
+class Trace {
+ public:
+  Trace(int device, std::mutex& heap_lock) noexcept : device_(device), heap_lock_(heap_lock) {}
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  // ---- any thread, with or without the lock ----
+
+  // Whether anybody wants entries.
+  [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+
+  // A context for this call, where the settings want one for `level`. Caller holds no lock.
+  [[nodiscard]] CallContext gather(ContextLevel level) const noexcept;
+
+  // ---- caller holds the heap lock ----
+
+  void set(const HistorySettings& settings);
+  void add_tracker(std::shared_ptr<const TraceTracker> tracker);
+  [[nodiscard]] bool recording() const noexcept { return settings_.enabled; }
+  [[nodiscard]] ContextLevel contexts() const noexcept { return settings_.contexts; }
+  [[nodiscard]] std::vector<TraceEntry> entries() const;
+
+  // Writes an entry for everybody who wants it; does nothing if nobody does. Segments' entries are
+  // for the ring alone: trackers are told of them by tell_now. Where host memory is short the entry
+  // is lost, and nothing else.
+  void record(TraceAction action, std::uintptr_t address, std::size_t size_bytes,
+              StreamHandle stream, PoolId pool, const CallContext& context) noexcept;
+
+  // ---- caller holds no lock ----
+
+  // Calls the trackers with what has been recorded, in order, each entry once. Where another thread
+  // is at it already, that one goes on to the end. What a tracker throws is dropped.
+  void tell() noexcept;
+
+  // Calls the trackers with one segment's entry at once, behind what has been recorded. What one
+  // throws is thrown, when those before it have been told the opposite: all know, or none.
+  void tell_now(TraceAction action, std::uintptr_t address, std::size_t size_bytes,
+                StreamHandle stream, PoolId pool, const CallContext& context);
+
+ private:
+  using Trackers = std::vector<std::shared_ptr<const TraceTracker>>;
+
+  [[nodiscard]] TraceEntry make(TraceAction action, std::uintptr_t address, std::size_t size_bytes,
+                                StreamHandle stream, PoolId pool, const CallContext& context) const;
+  void update_active() noexcept;
+
+  const int device_;
+  std::mutex& heap_lock_;
+  std::atomic<bool> active_{false};
+  // What gather reads, also in settings_.
+  std::atomic<ContextLevel> gather_for_{ContextLevel::kNever};
+  std::atomic<CallContext (*)()> gather_with_{nullptr};
+
+  HistorySettings settings_;
+  std::deque<TraceEntry> ring_;
+  Trackers trackers_;
+  std::vector<TraceEntry> untold_;  // recorded, and not told to the trackers yet
+  bool telling_ = false;            // a thread is calling them
+};
+
+// A call into the allocator as its history sees it: gathers the context when it begins, holds it for
+// the entries that the thread records meanwhile, and lets the trackers know when it ends. Calls nest
+// (a free-memory callback may free and allocate); the innermost counts. Lives on the stack, around
+// the time in which locks are held.
+class TraceCall {
+ public:
+  TraceCall(Trace& trace, ContextLevel level) noexcept;
+  ~TraceCall();
+  TraceCall(const TraceCall&) = delete;
+  TraceCall& operator=(const TraceCall&) = delete;
+
+  // The context of this thread's innermost call; null if it has none.
+  [[nodiscard]] static const CallContext& context() noexcept;
+  // The same where that call takes or gives back (ContextLevel::kAll), else `other`: a block that
+  // became free during somebody else's allocation was not freed by it.
+  [[nodiscard]] static const CallContext& context_of_free(const CallContext& other) noexcept;
+
+ private:
+  Trace& trace_;
+  const bool active_;
+  ContextLevel level_ = ContextLevel::kNever;
+  CallContext context_;
+  TraceCall* outer_ = nullptr;
+};
+
+}  // namespace limbo
