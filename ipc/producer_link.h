@@ -27,7 +27,7 @@ namespace limbo {
 // consumer that has sent the message on.
 struct SenderPoint {
   TimelinePoint point;
-  std::shared_ptr<LeaseTimelines> foreign;
+  std::shared_ptr<LeaseTimelines> foreign = nullptr;
 };
 
 class ProducerLink {
