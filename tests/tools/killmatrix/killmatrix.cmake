@@ -20,7 +20,7 @@ endif()
 # Each mistake must be caught: something is reused too early, or lost.
 if(NOT LIMBO_SANITIZE)
   foreach(mistake ttl-on-held no-lifeline no-recheck dirty-first scan-before-closing
-                  shared-timeline)
+                  shared-timeline names-unlocked)
     add_test(NAME tools.killmatrix_catches_${mistake}
              COMMAND limbo_killmatrix --sabotage ${mistake} --kills 100000 --seconds 200
                      --deadline 6000)

@@ -27,12 +27,15 @@ Lender::Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uin
       random_(random),
       slots_(slots),
       slow_writes_one_in_(plan.slow_writes_one_in),
-      slow_writes_ms_(plan.slow_writes_ms) {}
+      slow_writes_ms_(plan.slow_writes_ms),
+      publisher_(diary, random) {}
 
 void Lender::act() {
   const std::uint32_t choice = random_.below(100);
-  if (choice < 25) {
+  if (choice < 22) {
     allocate();
+  } else if (choice < 25) {
+    publish();
   } else if (choice < 65) {
     if (own_.size() < 3) allocate();
     send();
@@ -47,11 +50,11 @@ void Lender::act() {
   }
 }
 
-void Lender::allocate() {
+void Lender::allocate_on(StreamHandle home) {
   if (own_.size() >= kMostBlocks) free(random_.below(own_.size()));
   Own own;
   own.size_bytes = random_size(random_);
-  own.home = own.last = work_.stream(random_.below(GpuWork::kStreams));
+  own.home = own.last = home;
   own.canary = diary_.new_canary(false);
   Allocator& allocator = process_allocator();
   own.data = allocator.allocate(own.size_bytes, GpuWork::ref(own.home));
@@ -123,6 +126,21 @@ void Lender::send() {
   }
 }
 
+// It is published until its name is wanted for something else, whether it is freed meanwhile or not.
+void Lender::publish() {
+  const auto is_behind_stream = [](const Own& own) {
+    return own.home == Publisher::kStream && own.last == Publisher::kStream;
+  };
+  auto found = std::find_if(own_.begin(), own_.end(), is_behind_stream);
+  if (found == own_.end()) {
+    allocate_on(Publisher::kStream);
+    found = own_.end() - 1;
+    if (!is_behind_stream(*found)) work_.order(found->last, Publisher::kStream);
+  }
+  found->sent = true;
+  publisher_.publish(found->data, found->size_bytes, found->canary);
+}
+
 void Lender::check(Own& own) {
   diary_.arena().checks.fetch_add(1);
   const auto foreign = work_.foreign_word(own.last, own.data, own.size_bytes, own.canary);
@@ -150,7 +168,7 @@ void Lender::withdraw() {
 }
 
 void Lender::look() {
-  switch (random_.below(6)) {
+  switch (random_.below(8)) {
     case 0:
     case 1:
       diary_.line("empty_cache");
@@ -165,12 +183,19 @@ void Lender::look() {
     case 4:
       (void)process_sharing().reap(false);
       break;
+    case 5:
+      (void)publisher_.unpublish();
+      break;
+    case 6:
+      publisher_.check();
+      break;
     default:
       (void)process_sharing().collect();
   }
 }
 
 void Lender::free_all() {
+  publisher_.unpublish_all();
   while (!own_.empty()) {
     check(own_.back());
     const void* data = own_.back().data;

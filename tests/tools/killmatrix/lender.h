@@ -10,6 +10,7 @@
 #include "tests/tools/killmatrix/arena.h"
 #include "tests/tools/killmatrix/gpu_work.h"
 #include "tests/tools/killmatrix/mail.h"
+#include "tests/tools/killmatrix/names.h"
 #include "tests/tools/killmatrix/plan.h"
 #include "tests/tools/killmatrix/random.h"
 
@@ -37,7 +38,9 @@ class Lender {
     bool sent = false;
   };
 
-  void allocate();
+  void allocate() { allocate_on(work_.stream(random_.below(GpuWork::kStreams))); }
+  void allocate_on(StreamHandle home);
+  void publish();
   void send();
   void check(Own& own);
   void free(std::size_t index);
@@ -52,6 +55,7 @@ class Lender {
   const std::uint32_t slots_;
   const std::uint32_t slow_writes_one_in_;
   const std::uint32_t slow_writes_ms_;
+  Publisher publisher_;
   std::vector<Own> own_;
   std::vector<Bytes> withdrawable_;
   std::vector<Bytes> sent_;

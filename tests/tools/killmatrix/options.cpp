@@ -36,9 +36,9 @@ the ledgers are checked; now and then all give back what they hold, and everythi
   --deadline MS    how long anything may take; what takes longer hangs (default 30000)
   --sabotage NAME  with a library that makes one of the mistakes that the protocol forbids; at least
                    one block must be reused too early, or lost: ttl-on-held, no-lifeline, no-recheck,
-                   dirty-first, scan-before-closing, shared-timeline, or another of
+                   dirty-first, scan-before-closing, shared-timeline, names-unlocked, or another of
                    ipc/protocol/mistakes.h
-  --json           the result as JSON, with the kills at each fail point
+  --json           the result as JSON, with the kills at each fail point, and those never passed
   --verbose        how it goes, at every look at the balance
   --help           this text
 

@@ -23,6 +23,7 @@
 #include "tests/support/peer_balance.h"
 #include "tests/tools/killmatrix/actor.h"
 #include "tests/tools/killmatrix/helper.h"
+#include "tests/tools/killmatrix/names.h"
 
 namespace limbo::killmatrix {
 namespace {
@@ -357,6 +358,8 @@ void live(const Birth& birth) {
 void live_last(const Birth& birth) {
   live_as(birth, [&] {
     testing::PeerBalance().begin_lending();
+    publish_every_name();
+    process_allocator().empty_cache();
     const std::string left = left_on_machine();
     if (left.empty()) return;
     Diary(*birth.arena, birth.plan.slot, birth.plan.incarnation)

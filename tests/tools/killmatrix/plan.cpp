@@ -62,6 +62,8 @@ std::string_view way_to(std::string_view point) {
   if (point == "decline.before_send") return ",receive.before_slot=error";
   // And only a connection that is given up says bye while its process goes on.
   if (point == "bye.before_send") return ",connect.after_welcome=error";
+  // And what was made to be sent on is taken back where it cannot be sent.
+  if (point == "sendon.before_take_back") return ",sendon.after_answer=error";
   return {};
 }
 
@@ -102,8 +104,6 @@ End random_end(Random& random) {
 }  // namespace
 
 bool belongs_to(Role role, std::string_view name) {
-  // Nobody publishes here; the process suite's kill matrix does.
-  if (name.starts_with("names.") || name.starts_with("acquire.")) return false;
   const bool consumers =
       std::any_of(std::begin(kConsumersPoints), std::end(kConsumersPoints),
                   [&](std::string_view prefix) { return name.starts_with(prefix); });

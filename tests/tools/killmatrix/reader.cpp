@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tests/support/eventually.h"
+#include "tests/tools/killmatrix/names.h"
 
 namespace limbo::killmatrix {
 namespace {
@@ -49,7 +50,7 @@ Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uin
 bool Reader::act() {
   const std::uint32_t choice = random_.below(100);
   if (held_.size() < kMostHeld && (choice < 40 || held_.empty())) {
-    return receive();
+    return random_.one_in(16) ? acquire() : receive();
   }
   const std::size_t index = random_.below(held_.size());
   Held& held = held_[index];
@@ -61,9 +62,11 @@ bool Reader::act() {
     change_stream(held);
   } else if (choice < 88) {
     send_on(index);
-  } else if (choice < 91 && captures_) {
+  } else if (choice < 90) {
+    withdraw();
+  } else if (choice < 92 && captures_) {
     release_in_capture(index);
-  } else if (choice < 93 && work_.is_simulated() && !held.block->same_process()) {
+  } else if (choice < 94 && work_.is_simulated() && !held.block->same_process()) {
     release_behind_a_stream_that_went(index);
   } else {
     release(index);
@@ -94,25 +97,35 @@ bool Reader::receive() {
     std::swap(mail, put_by_);
     if (!mail) return true;
   }
+  open(*mail);
+  return true;
+}
+
+bool Reader::acquire() {
+  const std::optional<Mail> mail = acquire_any(diary_, random_);
+  if (mail) open(*mail);
+  return mail.has_value();
+}
+
+void Reader::open(const Mail& mail) {
   const StreamHandle stream = work_.stream(random_.below(GpuWork::kStreams));
   ReceiveOptions options;
   options.current_stream = [stream](int) { return stream; };
-  diary_.line("receive from %u, canary %u", mail->letter.from.slot, mail->letter.canary);
+  diary_.line("receive from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
   Held held;
   try {
-    held.block = process_sharing().receive(mail->descriptor, options).block;
+    held.block = process_sharing().receive(mail.descriptor, options).block;
   } catch (const Error& failure) {
-    refused(mail->letter, failure);
-    return true;
+    refused(mail.letter, failure);
+    return;
   }
   diary_.arena().receives.fetch_add(1);
-  held.letter = mail->letter;
-  held.expected = mail->letter.canary;
+  held.letter = mail.letter;
+  held.expected = mail.letter.canary;
   held.last = stream;
   held_.push_back(std::move(held));
   diary_.line("received %p", held_.back().block->data());
   if (random_.one_in(2)) check(held_.back());
-  return true;
 }
 
 void Reader::receive_in_vain(const Mail& mail) {
@@ -282,7 +295,9 @@ void Reader::send_on(std::size_t index) {
     mail.letter.before.front() = held.letter.by;
   }
   mail.letter.by = {diary_.slot(), diary_.incarnation()};
-  mail.letter.must_open = limited ? 0U : 1U;
+  const bool may_withdraw = random_.one_in(6);
+  if (may_withdraw) sent_on_.push_back(mail.descriptor);
+  mail.letter.must_open = limited || may_withdraw ? 0U : 1U;
   mail.letter.must_open_until_us = now_us() + kMustOpenFor_us;
   const std::uint32_t to = pick_receiver(diary_.arena(), random_, slots_);
   diary_.line("send on %p, canary %u, to %u", held.block->data(), held.expected, to);
@@ -290,6 +305,19 @@ void Reader::send_on(std::size_t index) {
   if (held.letter.exclusive != 0) {
     held.expected = 0;
     release(index);
+  }
+}
+
+void Reader::withdraw() {
+  if (sent_on_.empty()) return;
+  diary_.line("withdraw what was sent on");
+  const Bytes descriptor = std::move(sent_on_.back());
+  sent_on_.pop_back();
+  try {
+    process_sharing().withdraw(descriptor);
+  } catch (const Error& failure) {
+    // Nothing is left of the connection by which it was sent on.
+    if (failure.code() != ErrorCode::kBadArgument) throw;
   }
 }
 

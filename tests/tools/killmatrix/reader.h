@@ -50,6 +50,8 @@ class Reader {
 
   [[nodiscard]] std::optional<Mail> take();
   bool receive();
+  bool acquire();
+  void open(const Mail& mail);
   // A claim that stands, and is given back by the host, since there is no such device.
   void receive_in_vain(const Mail& mail);
   // Opens one message so often that its releases wait for one another behind a kernel.
@@ -61,6 +63,7 @@ class Reader {
   void write(Held& held, std::chrono::milliseconds duration);
   void change_stream(Held& held);
   void send_on(std::size_t index);
+  void withdraw();
   void release(std::size_t index);
   void release_in_capture(std::size_t index);
   void release_behind_a_stream_that_went(std::size_t index);
@@ -73,6 +76,7 @@ class Reader {
   const bool captures_;
   std::vector<Held> held_;
   std::optional<Mail> put_by_;
+  std::vector<Bytes> sent_on_;  // what may be taken back
 };
 
 }  // namespace limbo::killmatrix

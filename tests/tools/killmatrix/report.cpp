@@ -7,6 +7,10 @@ namespace {
 
 using Number = unsigned long long;
 
+bool was_passed(const Arena& arena, const Result& result, std::size_t point) {
+  return result.killed_at[point] > 0 || arena.passed[point].load() > 0;
+}
+
 void print_json(const Options& options, const Arena& arena, const Result& result, Number lost,
                 Number early, Number left_behind, double seconds) {
   std::printf("{\"seed\": %llu, \"device\": \"%s\", \"producers\": %u, \"consumers\": %u, ",
@@ -30,7 +34,14 @@ void print_json(const Options& options, const Arena& arena, const Result& result
                 std::string(kFailPoints[i].name).c_str(), static_cast<Number>(result.killed_at[i]),
                 static_cast<Number>(arena.passed[i].load()));
   }
-  std::printf("}}\n");
+  std::printf("}, \"never_passed\": [");
+  const char* comma = "";
+  for (std::size_t i = 0; i < kFailPointCount; ++i) {
+    if (was_passed(arena, result, i)) continue;
+    std::printf("%s\"%s\"", comma, std::string(kFailPoints[i].name).c_str());
+    comma = ", ";
+  }
+  std::printf("]}\n");
 }
 
 void print_text(const Options& options, const Arena& arena, const Result& result, double seconds) {
@@ -54,7 +65,7 @@ void print_text(const Options& options, const Arena& arena, const Result& result
     const std::string name(kFailPoints[i].name);
     if (result.killed_at[i] > 0) {
       ++visited;
-    } else if (arena.passed[i].load() > 0) {
+    } else if (was_passed(arena, result, i)) {
       not_killed += " " + name;
     } else {
       not_passed += " " + name;

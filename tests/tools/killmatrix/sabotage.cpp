@@ -16,6 +16,8 @@ constexpr Sabotage kSabotages[] = {
     {.mistake = "scan-before-closing", .producers_delays = ",close.before_closing=delay:8"},
     // one stream is slow, and the other's higher number lands first
     {.mistake = "shared-timeline", .slow_writes_one_in = 2, .slow_writes_ms = 30},
+    // two that have both seen that the name is free
+    {.mistake = "names-unlocked", .producers_delays = ",names.after_look=delay:8"},
     // kernels of the dead that are swept already
     {.mistake = "no-lifeline", .parents_one_in = 2},
 };
