@@ -225,7 +225,7 @@ class Runner:
         if program is None:
             self.table.miss(backend, "replay", "there is no build with limbo_replay")
             return
-        traces = self.options.trace or sorted((ROOT / "tests" / "data").glob("*.trace*"))
+        traces = self.options.trace or sorted((ROOT / "tests" / "data" / "traces").glob("*.trace*"))
         command = [str(program), "--device", self.device, "--backend", backend, "--json"]
         output, error = run(
             [*command, *map(str, traces)], environment(backend, self.device, self.folder)
@@ -261,7 +261,7 @@ def main() -> int:
     parser.add_argument("--json", help="a file for the results")
     parser.add_argument("--bench", type=Path, help="limbo_bench_allocator")
     parser.add_argument("--replay", type=Path, help="limbo_replay")
-    parser.add_argument("--trace", action="append", help="a trace to replay instead of tests/data")
+    parser.add_argument("--trace", action="append", help="a trace to replay instead of tests/data/traces")
     options = parser.parse_args()
     backends = options.backends.split(",")
     for backend in backends:
