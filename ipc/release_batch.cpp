@@ -82,7 +82,10 @@ void ReleaseQueue::write(Batch& batch, StreamRef target) {
   if (written != releases.size()) {
     throw Error(ErrorCode::kInternal, "A batch of releases has more operations than fit into one.");
   }
-  for (ReleaseJob& job : batch.jobs) job.enqueued = true;
+  for (ReleaseJob& job : batch.jobs) {
+    job.left_behind |= job.enqueued;
+    job.enqueued = true;
+  }
   device_.write_words(target, writes);
 }
 
@@ -112,11 +115,9 @@ void ReleaseQueue::not_enqueued(Batch& batch, bool device_refused) noexcept {
   batch.room.entries.clear();
   for (const StreamRoom::Event& event : batch.events) room_.give_back(event);
   batch.events.clear();
-  const int device = batch.jobs.front().mapping->device();
-  if (!device_refused) {
+  if (!device_refused || names_lost(batch.jobs.front().streams, true)) {
     put(failed_, batch.jobs);
-  } else if (is_lost(device, true)) {
-    end_lost(batch.jobs);
+    releaser_.nudge();
   } else {
     put(idle_, batch.jobs);
     unmapper_.nudge();
@@ -152,7 +153,11 @@ void ReleaseQueue::poll() noexcept {
 
 void ReleaseQueue::finish(ReleaseJobs& jobs) noexcept {
   for (const ReleaseJob& job : jobs) {
-    job.link->row().released(job.release.slot);
+    if (job.left_behind) {
+      job.link->row().retire(job.release.slot);
+    } else {
+      job.link->row().released(job.release.slot);
+    }
     if (makes(Mistake::kCloseWhileLanding)) continue;
     if (job.link->imports().let_go(job.mapping)) unmapper_.nudge();
   }

@@ -43,9 +43,10 @@ struct ReleaseJob {
   std::shared_ptr<ProducerLink> link;
   protocol::Release release;
   Mapping* mapping = nullptr;
-  std::vector<StreamUse> streams;  // at least one, each once
+  std::vector<StreamUse> streams;  // each once; none: the contexts of all that used it are lost
   GraphEnds graphs;                // that use the storage
   bool enqueued = false;           // a batch may have been: it may write
+  bool left_behind = false;        // an earlier batch may, late: its slot is never used again
   bool in_graph = false;           // that batch may have become part of a graph
   bool unknown_graph = false;      // ... of one whose end will not be told
 };

@@ -1,22 +1,15 @@
-// Releases that take their time: many in one batch, an idle device, a lost context, for ever.
+// Releases that take their time: many in one batch, an idle device, for ever.
 #include <algorithm>
 #include <cstdio>
 #include <set>
 #include <utility>
 
-#include "allocator/device/sim_device.h"
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/protocol/mistakes.h"
 #include "ipc/release_queue_parts.h"
 
 namespace limbo {
-namespace {
-
-constexpr std::chrono::milliseconds kLookForLosses{50};
-
-}  // namespace
-
 // ---- many in one batch ------------------------------------------------------------------------
 
 // As many as fit: an operation for each claim and each group that they are in, one for the row.
@@ -43,10 +36,9 @@ void ReleaseQueue::enqueue_waiting() {
   }
   for (const Alike& key : keys) {
     while (true) {
-      const int device = key.streams.front().stream.device;
       std::optional<StreamRoom::Taken> room;
       try {
-        room = room_.take(key.streams, true, device);
+        room = room_.take(key.streams, true, key.streams.front().stream.device);
         if (!room) break;
       } catch (const Error&) {
         // No lane can be made: each goes its own way, which meets the device too.
@@ -61,7 +53,7 @@ void ReleaseQueue::enqueue_waiting() {
         enqueue(batch);
       } else {
         if (room) room_.give_back(*room);
-        if (!room && count > 0 && !is_lost(device, true)) put(idle_, jobs);
+        if (!room && count > 0 && !names_lost(key.streams, true)) put(idle_, jobs);
         while (!jobs.empty()) {
           ReleaseJobs one;
           one.splice(one.begin(), jobs, jobs.begin());
@@ -117,118 +109,24 @@ bool ReleaseQueue::run_when_idle() noexcept {
     ReleaseJobs one;
     one.splice(one.begin(), jobs, jobs.begin());
     ReleaseJob& job = one.front();
-    const int device = job.mapping->device();
     try {
-      if (is_lost(device)) {
+      leave_lost_streams(job);
+      if (job.streams.empty()) {
         end_lost(one);
         continue;
       }
-      wait_for(device);
       for (const StreamUse& use : job.streams) wait_for(use.stream.device);
       LIMBO_FAIL_POINT("release.when_idle");
       end_by_host(job, job.unknown_graph);
     } catch (const std::exception&) {
-      if (is_lost(device, true)) {
-        end_lost(one);
-      } else {
-        put(idle_, one);
-      }
+      const bool lost = names_lost(job.streams, true);
+      put(lost ? failed_ : idle_, one);  // starts again without that device's streams
+      if (lost) releaser_.nudge();
     }
   }
   in_hands_.fetch_sub(count);
   const std::lock_guard lock(mutex_);
   return !idle_.empty();
-}
-
-// ---- a lost context ---------------------------------------------------------------------------
-
-bool ReleaseQueue::is_lost(int device, bool look) noexcept {
-  const std::uint64_t bit = std::uint64_t{1} << (device & 63);
-  if ((lost_devices_.load(std::memory_order_acquire) & bit) != 0) return true;
-  if (!look || !device_.is_lost(device)) return false;
-  notice_loss(device);
-  return true;
-}
-
-void ReleaseQueue::end_lost(ReleaseJobs& jobs) noexcept {
-  for (ReleaseJob& job : jobs) {
-    LIMBO_FAIL_POINT("release.before_lost");
-    end_by_host(job, job.enqueued);
-    job.link->tell_context_lost();
-    LIMBO_FAIL_POINT("release.after_lost");
-  }
-  jobs.clear();
-}
-
-void ReleaseQueue::notice_loss(int device) noexcept {
-  lost_devices_.fetch_or(std::uint64_t{1} << (device & 63), std::memory_order_acq_rel);
-  ReleaseJobs lost;
-  std::list<Batch> batches;
-  const auto take = [&](ReleaseJobs& from) {
-    for (auto job = from.begin(); job != from.end();) {
-      const auto current = job++;
-      if (current->mapping->device() == device) lost.splice(lost.end(), from, current);
-    }
-  };
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto& [key, landing] : landing_) {
-      for (auto batch = landing.batches.begin(); batch != landing.batches.end();) {
-        const auto current = batch++;
-        if (current->jobs.front().mapping->device() != device) continue;
-        batches.splice(batches.end(), landing.batches, current);
-      }
-    }
-    for (ReleaseJobs* list : {&parked_, &idle_, &failed_, &kept_}) take(*list);
-    for (auto group = waiting_.begin(); group != waiting_.end();) {
-      take(group->second);
-      group = group->second.empty() ? waiting_.erase(group) : std::next(group);
-    }
-    std::uint64_t count = lost.size();
-    for (const Batch& batch : batches) count += batch.jobs.size();
-    in_hands_.fetch_add(count);
-  }
-  for (Batch& batch : batches) {
-    room_.give_back(batch.room);
-    lost.splice(lost.end(), batch.jobs);
-  }
-  const std::uint64_t count = lost.size();
-  end_lost(lost);
-  in_hands_.fetch_sub(count);
-}
-
-// A batch on a lost device never lands.
-// As a program asks that has not been told of captures: the one that is under way is lost.
-void ReleaseQueue::ask_globally(int device) {
-  const StreamRoom::Event event = room_.take_event(device);
-  (void)as_sim(device_).query_event_globally(device, event.handle);
-}
-
-void ReleaseQueue::look_for_losses(Clock::time_point now) {
-  if (now < next_look_for_losses_) return;
-  next_look_for_losses_ = now + kLookForLosses;
-  std::uint64_t devices = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto note = [&](const ReleaseJobs& jobs) {
-      for (const ReleaseJob& job : jobs) {
-        devices |= std::uint64_t{1} << (job.mapping->device() & 63);
-      }
-    };
-    for (const auto& [key, landing] : landing_) {
-      if (!landing.batches.empty()) note(landing.batches.front().jobs);
-    }
-    for (const auto& [key, jobs] : waiting_) {
-      devices |= std::uint64_t{1} << (key.streams.front().stream.device & 63);
-    }
-    note(parked_);
-  }
-  for (int device = 0; device < 64; ++device) {
-    if ((devices >> device & 1) == 0) continue;
-    if (protocol::makes(protocol::Mistake::kGlobalCaptureMode)) ask_globally(device);
-    // One that came while the loss was being noticed is taken now.
-    if (device_.is_lost(device)) notice_loss(device);
-  }
 }
 
 // ---- for ever ---------------------------------------------------------------------------------

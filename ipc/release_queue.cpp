@@ -39,7 +39,6 @@ class GraphToken {
 
 bool ReleaseQueue::Alike::operator<(const Alike& other) const noexcept {
   if (link != other.link) return link < other.link;
-  if (device != other.device) return device < other.device;
   return std::lexicographical_compare(
       streams.begin(), streams.end(), other.streams.begin(), other.streams.end(),
       [](const StreamUse& a, const StreamUse& b) {
@@ -115,8 +114,8 @@ void ReleaseQueue::start(ReleaseJobs& one, bool fresh) noexcept {
 // Asked right before enqueueing, however late that is. A handle that means another stream by now, or
 // none, tells nothing about the work that used the block.
 ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
-  const int device = job.mapping->device();
-  if (is_lost(device)) return Way::kLost;
+  leave_lost_streams(job);
+  if (job.streams.empty()) return Way::kLost;
   if (any_lives(job.graphs)) return Way::kPark;
   if (job.in_graph || job.unknown_graph) return Way::kWhenIdle;
   bool captured = false;
@@ -130,7 +129,7 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
       }
     }
   } catch (const Error&) {
-    return is_lost(device, true) ? Way::kLost : Way::kWhenIdle;
+    return names_lost(job.streams, true) ? way_of(job, fresh) : Way::kWhenIdle;
   }
   if (!captured) return Way::kEnqueue;
   if (!fresh) return Way::kPark;
@@ -140,14 +139,14 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
       if (auto end = end_of_graph(use.stream)) job.graphs.push_back(std::move(end));
     }
   } catch (const std::exception&) {
-    return is_lost(device, true) ? Way::kLost : Way::kKeep;
+    return names_lost(job.streams, true) ? way_of(job, fresh) : Way::kKeep;
   }
   return Way::kPark;
 }
 
 void ReleaseQueue::enqueue_or_wait(ReleaseJobs& one) {
   const ReleaseJob& job = one.front();
-  const auto key = [&] { return Alike{job.link.get(), job.mapping->device(), job.streams}; };
+  const auto key = [&] { return Alike{job.link.get(), job.streams}; };
   {
     const std::lock_guard lock(mutex_);
     const auto group = waiting_.empty() ? waiting_.end() : waiting_.find(key());
@@ -161,7 +160,7 @@ void ReleaseQueue::enqueue_or_wait(ReleaseJobs& one) {
   try {
     for (int attempt = 0; attempt < 2 && !room; ++attempt) {
       if (attempt > 0) poll();
-      room = room_.take(job.streams, job.streams.size() > 1, job.mapping->device());
+      room = room_.take(job.streams, job.streams.size() > 1, job.streams.front().stream.device);
     }
   } catch (const Error&) {  // no lane could be made
     batch.front().jobs.splice(batch.front().jobs.end(), one);

@@ -19,8 +19,9 @@
 // | (for ever)| the end of this process: a graph uses it, and the      | nobody; one    |
 // |           | driver cannot tell of the graph's end                  | warning        |
 //
-// A device whose context is lost (Device::is_lost) writes nothing any more: what was to be released
-// on it is RELEASED by the host, and slots whose batch had been enqueued are never used again.
+// A device whose context is lost (Device::is_lost) does nothing any more: no release waits for its
+// streams. Where a block was used on no others, it is RELEASED by the host; else the release starts
+// again with those that are left. Slots whose batch may still write are never used again.
 //
 // Captures: nothing of ours may become part of a graph, which would give back, at every launch, what
 // its slot holds by then. A stream is asked before and after the call. A late release goes by an
@@ -98,7 +99,6 @@ class ReleaseQueue {
   // Jobs that can go into one batch.
   struct Alike {
     const ProducerLink* link;
-    int device;  // of the mappings: a lost one ends its own releases alone
     std::vector<StreamUse> streams;
     [[nodiscard]] bool operator<(const Alike& other) const noexcept;
   };
@@ -128,11 +128,17 @@ class ReleaseQueue {
   void enqueue_waiting();
   void take_alike(const Alike& key, ReleaseJobs& jobs);
   void end_by_host(ReleaseJob& job, bool may_still_write) noexcept;
+  void keep(ReleaseJobs& jobs, const char* why) noexcept;
+
+  // ---- a lost context (release_lost.cpp)
+  // Whether one is of a device whose context is lost; with `look`, as is_lost.
+  [[nodiscard]] bool names_lost(const std::vector<StreamUse>& streams, bool look = false) noexcept;
+  void leave_lost_streams(ReleaseJob& job) noexcept;
   void end_lost(ReleaseJobs& jobs) noexcept;
   void notice_loss(int device) noexcept;
+  void take_batches_behind_lost(std::list<Batch>& taken) noexcept;
   void look_for_losses(Clock::time_point now);
   void ask_globally(int device);
-  void keep(ReleaseJobs& jobs, const char* why) noexcept;
 
   Device& device_;
   ServiceThread& releaser_;

@@ -65,6 +65,14 @@ void StreamRoom::give_back(const Taken& taken) noexcept {
   }
 }
 
+void StreamRoom::abandon(const Taken& taken) noexcept {
+  give_back(taken);
+  if (!taken.lane) return;
+  const std::lock_guard lock(mutex_);
+  const auto lanes = lanes_.find(taken.lane->stream.device);
+  if (lanes != lanes_.end()) std::erase(lanes->second, *taken.lane);
+}
+
 StreamRoom::Event StreamRoom::take_event(int device) {
   {
     const std::lock_guard lock(mutex_);

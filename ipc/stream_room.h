@@ -48,6 +48,8 @@ class StreamRoom {
   [[nodiscard]] std::optional<Taken> take(std::span<const StreamUse> streams, bool by_lane,
                                           int lane_device);
   void give_back(const Taken& taken) noexcept;
+  // The same; and its lane is never used again, nor destroyed: what it waits for may never come.
+  void abandon(const Taken& taken) noexcept;
 
   // Throws kDeviceError.
   [[nodiscard]] Event take_event(int device);

@@ -1,4 +1,7 @@
 // A GPU context that is lost, as after an illegal access: on either side, and what the other sees.
+#include <optional>
+
+#include "allocator/device/device.h"
 #include "tests/processes/sharing_support.h"
 
 namespace limbo::testing {
@@ -120,6 +123,82 @@ TEST_F(ContextTest, ASenderWithoutAContextIsNotReceivedFromAnyMore) {
   // The blocks in limbo stay there; asking for what there is does no harm.
   sender_.collect();
   EXPECT_GE(sender_.stat("limbo"), 0);
+}
+
+// ---- one of two GPUs --------------------------------------------------------------------------
+
+// A reader on two GPUs, which used blocks of one on streams of both, and has lost the context of
+// one: that one's streams do nothing any more, the other's are waited for.
+class OneContextTest : public ::testing::Test {
+ protected:
+  static ChildOptions on_two_gpus() {
+    return with({{"LIMBO_SIM_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", "0,1"}});
+  }
+  void SetUp() override {
+    if (!on_simulated_device() && process_device().device_count() < 2) {
+      GTEST_SKIP() << "needs two GPUs, or the simulated device";
+    }
+    sender_.emplace(on_two_gpus());
+    reader_.emplace(on_two_gpus());
+    sender_->allocate("b", kMiB, 1);
+  }
+  // Received on one, and used on the default stream of the other.
+  void receive(const std::string& name, int device = 0) {
+    reader_->receive(name, sender_->share("b"), device);
+    reader_->record_stream(name, "default", 1 - device);
+  }
+  // Everything comes back to the sender, with no action by anyone.
+  void expect_all_back() {
+    sender_->free("b");
+    EXPECT_TRUE(sender_->becomes("held_claims", 0));
+    EXPECT_TRUE(sender_->becomes("limbo", 0));
+    EXPECT_TRUE(reader_->becomes("releases_pending", 0));
+    sender_->check_invariants();
+    reader_->process().kill();
+    sender_->expect_balance();
+  }
+
+  Sandbox sandbox_;
+  std::optional<Peer> sender_;
+  std::optional<Peer> reader_;
+};
+
+TEST_F(OneContextTest, WhatIsReleasedLaterComesBack) {
+  receive("r");
+  ASSERT_TRUE(reader_->lose_context(1));
+  reader_->drop("r");
+  expect_all_back();
+}
+
+TEST_F(OneContextTest, WhatIsReleasedLaterComesBackWhereTheMappingIsTheLostOnes) {
+  receive("r", 1);
+  ASSERT_TRUE(reader_->lose_context(1));
+  reader_->drop("r");
+  expect_all_back();
+}
+
+// Released before, and still behind the work of the other GPU.
+TEST_F(OneContextTest, WhatWasReleasedComesBackBehindTheOtherGpusWork) {
+  for (const int device : {0, 1}) receive("r" + std::to_string(device), device);
+  reader_->write_for("r0", 2, milliseconds(1000));
+  for (const char* name : {"r0", "r1"}) reader_->drop(name);
+  ASSERT_TRUE(reader_->lose_context(1));
+  EXPECT_TRUE(sender_->becomes("in_flight", 0));
+  for (const std::int64_t fewer : {1, 0}) {
+    EXPECT_FALSE(sender_->becomes("held_claims", fewer, milliseconds(150)));
+  }
+  expect_all_back();
+}
+
+// More than one stream takes at once, so that most wait for room.
+TEST_F(OneContextTest, ReleasesThatWaitComeBackToo) {
+  const std::string messages = sender_->call("repeat 400 share b -1");
+  reader_->call("receive_many r " + messages);
+  reader_->call("repeat 400 record_stream r% default 1");
+  reader_->write_for("r0", 2, milliseconds(300));
+  reader_->call("repeat 400 drop r%");
+  ASSERT_TRUE(reader_->lose_context(1));
+  expect_all_back();
 }
 
 }  // namespace

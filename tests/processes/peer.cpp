@@ -80,8 +80,8 @@ void Peer::write_for(const std::string& name, std::uint32_t value,
 void Peer::use_stream(const std::string& name) {
   call("use_stream " + name);
 }
-void Peer::record_stream(const std::string& block, const std::string& stream) {
-  call("record_stream " + block + " " + stream);
+void Peer::record_stream(const std::string& block, const std::string& stream, int device) {
+  call("record_stream " + block + " " + stream + (device < 0 ? "" : " " + std::to_string(device)));
 }
 void Peer::destroy_stream(const std::string& name) {
   call("destroy_stream " + name);
@@ -101,8 +101,8 @@ void Peer::destroy_graph(const std::string& graph) {
 bool Peer::keep_for_graph() {
   return call("keep_for_graph") == "1";
 }
-bool Peer::lose_context() {
-  return call("lose_context") == "1";
+bool Peer::lose_context(int device) {
+  return call("lose_context" + (device < 0 ? "" : " " + std::to_string(device))) == "1";
 }
 void Peer::synchronize() {
   call("synchronize");

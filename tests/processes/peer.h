@@ -46,7 +46,8 @@ class Peer {
   void write_for(const std::string& name, std::uint32_t value, std::chrono::milliseconds duration);
   // Commands from now on use a stream of this name; "" is the default stream.
   void use_stream(const std::string& name);
-  void record_stream(const std::string& block, const std::string& stream);
+  // Of the block's device, or of another: then the default stream, "default".
+  void record_stream(const std::string& block, const std::string& stream, int device = -1);
   void destroy_stream(const std::string& name);  // not the one in use
   // Of the stream in use.
   void begin_capture(const std::string& mode = "relaxed");  // or "global"
@@ -54,8 +55,8 @@ class Peer {
   void launch_graph(const std::string& graph);
   void destroy_graph(const std::string& graph);
   [[nodiscard]] bool keep_for_graph();  // Sharing::keep_for_graph
-  // Loses the GPU context. True when that was seen.
-  [[nodiscard]] bool lose_context();
+  // Loses the GPU context, of the first device or of another. True when that was seen.
+  [[nodiscard]] bool lose_context(int device = -1);
   void synchronize();
 
   // A descriptor, as hexadecimal digits. time_limit_ms < 0: the default.

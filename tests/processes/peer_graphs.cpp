@@ -61,7 +61,8 @@ std::optional<std::string> PeerGraphs::run(const std::string& command, std::istr
   } else if (command == "hold_stream") {
     static_cast<void>(as_sim(process_allocator().device()).hold_stream(stream));
   } else if (command == "lose_context") {
-    return lose_context(stream) ? "1" : "0";
+    // On the stream, or on another device's default stream.
+    return lose_context(word.empty() ? stream : StreamRef{std::stoi(word), nullptr}) ? "1" : "0";
   } else if (command == "synchronize_stream") {
     process_allocator().device().synchronize_stream(stream);
   } else if (command == "keep_for_graph") {

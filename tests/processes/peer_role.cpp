@@ -149,7 +149,10 @@ class PeerRole {
   }
   std::string record_stream(Words& words) {
     Named& target = block(words);
-    target.received->record_stream({target.device, named_stream(next(words))});
+    const StreamHandle handle = named_stream(next(words));
+    int on = target.device;
+    words >> on;
+    target.received->record_stream({on, handle});
     return {};
   }
   std::string share(Words& words) {

@@ -1,0 +1,129 @@
+// Releases of a process that has lost a GPU context.
+//
+// The streams of that device do nothing any more, so no release waits for them. Those of other
+// devices go on, whichever device the mapping is for: a release still waits for them, by a batch of
+// its own where the one that it had was behind a lost stream too.
+#include <utility>
+
+#include "allocator/device/sim_device.h"
+#include "ipc/fail_points.h"
+#include "ipc/protocol/mistakes.h"
+#include "ipc/release_queue_parts.h"
+
+namespace limbo {
+namespace {
+
+constexpr std::chrono::milliseconds kLookForLosses{50};
+
+std::uint64_t bit_of(int device) noexcept {
+  return std::uint64_t{1} << (device & 63);
+}
+
+}  // namespace
+
+bool ReleaseQueue::is_lost(int device, bool look) noexcept {
+  if ((lost_devices_.load(std::memory_order_acquire) & bit_of(device)) != 0) return true;
+  if (!look || !device_.is_lost(device)) return false;
+  notice_loss(device);
+  return true;
+}
+
+bool ReleaseQueue::names_lost(const std::vector<StreamUse>& streams, bool look) noexcept {
+  bool any = false;
+  for (const StreamUse& use : streams) any |= is_lost(use.stream.device, look);
+  return any;
+}
+
+void ReleaseQueue::leave_lost_streams(ReleaseJob& job) noexcept {
+  if (lost_devices_.load(std::memory_order_acquire) == 0) return;
+  std::erase_if(job.streams, [&](const StreamUse& use) { return is_lost(use.stream.device); });
+}
+
+void ReleaseQueue::end_lost(ReleaseJobs& jobs) noexcept {
+  for (ReleaseJob& job : jobs) {
+    LIMBO_FAIL_POINT("release.before_lost");
+    end_by_host(job, job.enqueued);
+    job.link->tell_context_lost();
+    LIMBO_FAIL_POINT("release.after_lost");
+  }
+  jobs.clear();
+}
+
+// What goes on without the lost device's streams is started again by the releaser.
+void ReleaseQueue::notice_loss(int device) noexcept {
+  lost_devices_.fetch_or(bit_of(device), std::memory_order_acq_rel);
+  ReleaseJobs lost;
+  std::list<Batch> batches;
+  {
+    const std::lock_guard lock(mutex_);
+    ReleaseJobs again;
+    take_batches_behind_lost(batches);
+    for (Batch& batch : batches) again.splice(again.end(), batch.jobs);
+    for (auto group = waiting_.begin(); group != waiting_.end();) {
+      const auto current = group++;
+      if (!names_lost(current->first.streams)) continue;
+      again.splice(again.end(), current->second);
+      waiting_.erase(current);
+    }
+    for (ReleaseJobs* list : {&again, &parked_, &idle_, &failed_, &kept_}) {
+      for (auto job = list->begin(); job != list->end();) {
+        const auto current = job++;
+        leave_lost_streams(*current);
+        if (current->streams.empty()) lost.splice(lost.end(), *list, current);
+      }
+    }
+    failed_.splice(failed_.end(), again);
+    in_hands_.fetch_add(lost.size());
+  }
+  for (const Batch& batch : batches) {
+    room_.abandon(batch.room);
+    for (const StreamRoom::Event& event : batch.events) room_.give_back(event);
+  }
+  const std::uint64_t count = lost.size();
+  end_lost(lost);
+  in_hands_.fetch_sub(count);
+  releaser_.nudge();
+}
+
+// Under the lock. A lane that waits for a lost stream may stand still for ever, and with it all that
+// has been enqueued there since.
+void ReleaseQueue::take_batches_behind_lost(std::list<Batch>& taken) noexcept {
+  for (auto& [key, landing] : landing_) {
+    std::list<Batch>& batches = landing.batches;
+    auto first = batches.begin();
+    while (first != batches.end() && !names_lost(first->jobs.front().streams)) ++first;
+    taken.splice(taken.end(), batches, first, batches.end());
+  }
+}
+
+// As a program asks that has not been told of captures: the one that is under way is lost.
+void ReleaseQueue::ask_globally(int device) {
+  const StreamRoom::Event event = room_.take_event(device);
+  (void)as_sim(device_).query_event_globally(device, event.handle);
+}
+
+// A batch on a lost device never lands.
+void ReleaseQueue::look_for_losses(Clock::time_point now) {
+  if (now < next_look_for_losses_) return;
+  next_look_for_losses_ = now + kLookForLosses;
+  std::uint64_t devices = 0;
+  const auto note = [&](const std::vector<StreamUse>& streams) {
+    for (const StreamUse& use : streams) devices |= bit_of(use.stream.device);
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, landing] : landing_) {
+      for (const Batch& batch : landing.batches) note(batch.jobs.front().streams);
+    }
+    for (const auto& [key, jobs] : waiting_) note(key.streams);
+    for (const ReleaseJob& job : parked_) note(job.streams);
+  }
+  for (int device = 0; device < 64; ++device) {
+    if ((devices >> device & 1) == 0) continue;
+    if (protocol::makes(protocol::Mistake::kGlobalCaptureMode)) ask_globally(device);
+    // One that came while the loss was being noticed is taken now.
+    if (device_.is_lost(device)) notice_loss(device);
+  }
+}
+
+}  // namespace limbo
