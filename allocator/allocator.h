@@ -30,7 +30,8 @@
 
 namespace limbo {
 
-struct Block;  // block.h; outsiders only pass it back
+struct Block;    // block.h; outsiders only pass it back
+class Provider;  // provider.h: what makes a private pool's memory, if the driver does not
 
 // A block as outsiders see it.
 struct BlockView {
@@ -142,7 +143,8 @@ class Allocator {
   // ---- pins -------------------------------------------------------------------------------
 
   // Pins the allocated block that holds `data` (interior pointers allowed): freed, it waits in
-  // limbo until its last unpin. Throws kNotLendable when there is no such block. Never calls back.
+  // limbo until its last unpin. Throws kNotLendable when there is no such block, or it is a private
+  // pool's. Never calls back.
   [[nodiscard]] BlockView pin(const void* data);
 
   // Takes one pin more on a block that has one, also in limbo.
@@ -173,7 +175,8 @@ class Allocator {
   void add_free_memory_callback(std::function<bool()> callback);
 
   // Returns what is free to the driver; -1: of every device. Waits for the events of blocks that
-  // record_stream marked. Pieces that another process maps are kept and flagged.
+  // record_stream marked. Pieces that another process maps are kept and flagged; private pools that
+  // are used are kept, and everything on a device where allocations go to a private pool.
   void empty_cache(int device = -1);
 
   // The most that may be taken from the driver, in bytes; 0: no limit.
@@ -188,6 +191,56 @@ class Allocator {
   // For all devices, from the next miss on. Throws Error(kBadArgument) for a value out of range.
   void set_policy(const AllocationPolicy& policy);
 
+  // ---- private pools ----------------------------------------------------------------------
+  // A private pool keeps the memory of some allocations apart, for CUDA graphs and for
+  // torch.cuda.MemPool. It exists by device and id, from its first use to the return of its last
+  // segment. Uses are counted: retain_pool and begin_allocate_to_pool add one each, release_pool
+  // takes one away. While there is one, all memory of the pool stays with it; afterwards what is
+  // unused is returned by empty_cache and before out-of-memory. Blocks that are freed later are
+  // still that pool's. Blocks of private pools cannot be lent (pin throws kNotLendable).
+  //
+  // All of these throw Error(kBadArgument) for a device that does not exist and for the id {0, 0},
+  // and those that say so for a pool that does not exist.
+
+  // One use more; makes the pool where there is none. `provider`: what makes its memory (null: what
+  // makes the default pool's); it lives until its last piece is returned. Another one than the
+  // pool has already: Error(kBadArgument).
+  void retain_pool(int device, PoolId pool, std::shared_ptr<Provider> provider = nullptr);
+
+  // One use less. Throws Error(kBadArgument) for a pool that does not exist or has no use left.
+  void release_pool(int device, PoolId pool);
+
+  // 0 for a pool that does not exist.
+  [[nodiscard]] int pool_use_count(int device, PoolId pool) const;
+
+  // From now on allocations on streams that `filter` accepts are served from the pool; of several
+  // pools, from the one begun last. Adds a use (and makes the pool where there is none), which
+  // release_pool must take away after the end. The filter is asked in the allocating thread, with
+  // no lock held, at every allocation of the device. Until the end of the last such route on the
+  // device, no event is queried and no memory returned there: the streams may be capturing. A block
+  // freed meanwhile that record_stream marked waits until then. Throws Error(kBadArgument) where
+  // allocations go to this pool already.
+  void begin_allocate_to_pool(int device, PoolId pool, std::function<bool(StreamHandle)> filter);
+
+  // Throws Error(kBadArgument) where no allocations go to this pool.
+  void end_allocate_to_pool(int device, PoolId pool);
+
+  // Requests outside of all private pools that find no room may be served from the pool's unused
+  // memory (of their stream), before memory is returned. Throws for a pool that does not exist.
+  void set_use_on_oom(int device, PoolId pool, bool use);
+
+  // From now on every allocation of the pool has a segment of its own. Throws for a pool that does
+  // not exist.
+  void set_no_split(int device, PoolId pool);
+
+  // The pool's allocated blocks. Throws for a pool that does not exist.
+  [[nodiscard]] std::vector<void*> pool_live_allocations(int device, PoolId pool);
+
+  // Returns the pool's unused segments, if it has no use left; waits for the events of its blocks.
+  // While a route stands on the device that is put off to the end of the last one. Nothing happens
+  // for a pool that does not exist.
+  void empty_cache(int device, PoolId pool);
+
   // ---- numbers ----------------------------------------------------------------------------
 
   // Exact whenever no other thread is inside the allocator.
@@ -199,7 +252,7 @@ class Allocator {
   [[nodiscard]] std::vector<SegmentView> snapshot(int device = -1, PoolId pool = {});
   [[nodiscard]] MemorySnapshot snapshot_with_traces(PoolId pool = {});
 
-  // The largest free block, in bytes.
+  // The default pool's largest free block, in bytes.
   [[nodiscard]] std::size_t largest_free_block_bytes(int device);
 
   // Whether any memory was ever taken from the driver.

@@ -3,7 +3,8 @@
 // Where to find what: allocator.cpp (the ways in; hits), slow_path.cpp (misses, to out-of-memory),
 // frees.cpp (frees that the fast way leaves, wrong frees), pins.cpp (pins, limbo), waits.cpp
 // (record_stream and events), pieces.cpp (memory back to the driver), caches.cpp (threads' caches:
-// made, swept, ended), inspection.cpp (statistics, snapshots), history.cpp (its settings),
+// made, swept, ended), pools.cpp (private pools, routes), inspection.cpp (statistics, snapshots),
+// history.cpp (its settings),
 // invariants.cpp (what must hold).
 #pragma once
 
@@ -27,6 +28,7 @@ struct Request {
   StreamRef stream;
   std::size_t size_bytes = 0;       // rounded
   std::size_t requested_bytes = 0;  // as asked for
+  Pool* pool = nullptr;             // null: the default one
 };
 
 struct Allocator::Impl final : public ThreadCacheOwner {
@@ -48,17 +50,37 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   }
 
   // ---- slow_path.cpp ----
-  [[nodiscard]] void* allocate_slow(const Request& request);
+  [[nodiscard]] void* allocate_slow(const Request& asked);
   [[nodiscard]] void* search(const Request& request);
   enum class Fit : std::uint8_t { kClose, kAny };
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
-  void announce_piece(DeviceHeap& at, const Request& request, void* base, std::size_t size_bytes);
+  void announce_piece(DeviceHeap& at, const Request& request, const Pool& pool, void* base,
+                      std::size_t size_bytes);
   [[nodiscard]] void* grow(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* make_room_once(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* return_and_grow(DeviceHeap& at, const Request& request);
+  [[nodiscard]] void* take_in_need(DeviceHeap& from, const Request& request);
+  [[nodiscard]] void* make_room_in_capture(DeviceHeap& at, const Request& request);
   void run_callbacks();
   [[noreturn]] void throw_out_of_memory(DeviceHeap& at, const Request& request);
+
+  // ---- pools.cpp ----
+  [[nodiscard]] static Pool& pool_of(DeviceHeap& at, const Request& request) noexcept {
+    return request.pool == nullptr ? *at.default_pool : *request.pool;
+  }
+  [[nodiscard]] Provider& maker_of(const Pool& pool) noexcept {
+    return pool.provider == nullptr ? provider : *pool.provider;
+  }
+  // The pool that a standing route gives the stream's allocations; null: the default one.
+  [[nodiscard]] std::shared_ptr<Pool> routed_pool(DeviceHeap& at, StreamRef stream);
+  // Whether the request comes from, or beside, somebody who may be capturing: nothing that the
+  // capture could not bear, and no memory back to the driver.
+  [[nodiscard]] bool in_capture(DeviceHeap& at, const Request& request);
+  // What is unused of a pool without use goes back. The caller holds the pool.
+  void shrink(DeviceHeap& at, const Pool& pool);
+  // Throws kBadArgument where the heap has no such pool. Heap lock held.
+  [[nodiscard]] static std::shared_ptr<Pool> known_pool(DeviceHeap& at, PoolId id);
 
   // ---- frees.cpp ----
   void free_slow(const void* data, Block* block, std::uint64_t word);
@@ -78,10 +100,11 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void complete_events(DeviceHeap& at);
   void complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key);
   void retry_unrecorded(DeviceHeap& at);
-  void wait_for_events(DeviceHeap& at);
+  // Only those of the pool's blocks where `only` names one. Waits for nothing while a route stands.
+  void wait_for_events(DeviceHeap& at, const Pool* only = nullptr);
 
   // ---- pieces.cpp ----
-  std::size_t return_pieces(DeviceHeap& at);
+  std::size_t return_pieces(DeviceHeap& at, const Pool* only = nullptr);
   bool return_piece(DeviceHeap& at, Segment& segment);
   void collect_garbage(DeviceHeap& at);
   // Trackers hear of a piece before anybody can be handed a part of it, and before the driver gets

@@ -21,7 +21,7 @@ bool is_part(const Block* block) noexcept {
 }
 
 // No block of its piece is out, and nobody is returning it already.
-bool may_return(const Segment& segment) noexcept {
+bool is_unused(const Segment& segment) noexcept {
   return segment.piece.blocks_out == 0 && segment.first->state() == BlockState::kFree;
 }
 
@@ -126,7 +126,7 @@ Block* DeviceHeap::find_fit(const Pool& pool, StreamHandle stream, std::size_t s
 // Takes a free block out of its list, cut to size_bytes where that leaves a block.
 void DeviceHeap::cut(Block* block, std::size_t size_bytes) {
   remove_free(block);
-  if (size_bytes < policy.max_split_size_bytes &&
+  if (size_bytes < policy.max_split_size_bytes && !block->segment->pool->no_split &&
       sizes::leaves_block(block->segment->large, block->size_bytes - size_bytes)) {
     split_off(block, size_bytes);
   }
@@ -196,12 +196,12 @@ void DeviceHeap::give_all(Chain& chain) {
   while (!chain.empty()) give(chain.pop(), true);
 }
 
-Segment& DeviceHeap::add_segment(const std::shared_ptr<Pool>& pool, Provider& provider, void* base,
-                                 std::size_t size_bytes, StreamRef stream, bool is_large) {
+Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
+                                 StreamRef stream, bool is_large) {
   auto made = std::make_unique<Segment>();
   Segment& segment = *made;
   segment.provider = &provider;
-  segment.pool = pool;
+  segment.pool = pool.shared_from_this();
   segment.stream = stream;
   segment.large = is_large;
   segment.base = static_cast<std::byte*>(base);
@@ -226,6 +226,7 @@ Segment& DeviceHeap::add_segment(const std::shared_ptr<Pool>& pool, Provider& pr
   block->free_since = searches;
   page_table_.set(base, block);
   insert_free(block);
+  ++pool.segments;
   counters.add(kSegments, is_large, 1);
   counters.add(kReserved, is_large, size_bytes);
   ++counters.num_device_alloc;
@@ -237,10 +238,11 @@ Segment& DeviceHeap::add_segment(const std::shared_ptr<Pool>& pool, Provider& pr
   return segment;
 }
 
-Segment* DeviceHeap::begin_return(std::uint64_t after) {
+Segment* DeviceHeap::begin_return(std::uint64_t after, const Pool* only) {
   for (auto at = segments.upper_bound(after); at != segments.end(); ++at) {
     Segment& segment = *at->second;
-    if (may_return(segment)) return &take_out_of_lists(segment);
+    if (only != nullptr && segment.pool.get() != only) continue;
+    if (is_unused(segment) && segment.pool->may_shrink()) return &take_out_of_lists(segment);
   }
   return nullptr;
 }
@@ -248,7 +250,8 @@ Segment* DeviceHeap::begin_return(std::uint64_t after) {
 Segment* DeviceHeap::begin_return_oldest() {
   Segment* oldest = nullptr;
   for (const auto& [piece_id, segment] : segments) {
-    if (!segment->large || segment->piece.kept_for_readers || !may_return(*segment)) continue;
+    if (!segment->large || !segment->pool->is_default()) continue;
+    if (segment->piece.kept_for_readers || !is_unused(*segment)) continue;
     if (oldest == nullptr || segment->first->free_since < oldest->first->free_since) {
       oldest = segment.get();
     }
@@ -289,6 +292,8 @@ std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
   const auto at = segments.find(segment.piece.id);
   std::unique_ptr<Segment> gone = std::move(at->second);
   segments.erase(at);
+  --gone->pool->segments;
+  forget_if_over(*gone->pool);
   end_work();
   return gone;
 }

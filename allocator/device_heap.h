@@ -5,6 +5,7 @@
 // it; the data are public to the allocator's own files and to nobody else.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -69,14 +70,14 @@ class DeviceHeap {
   void give_all(Chain& chain);
 
   // Enters new memory as one free block of the pool.
-  Segment& add_segment(const std::shared_ptr<Pool>& pool, Provider& provider, void* base,
-                       std::size_t size_bytes, StreamRef stream, bool large);
+  Segment& add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
+                       StreamRef stream, bool large);
 
   // Returning a piece, in steps (see pieces.cpp).
-  // The first piece after `after` with no block out; null if there is none. It is out of the free
-  // lists afterwards.
-  [[nodiscard]] Segment* begin_return(std::uint64_t after);
-  // The large piece that has been free for longest, among those not kept for readers.
+  // The first piece after `after` with no block out, of a pool that may shrink (of this one, where
+  // `only` names one); null if there is none. It is out of the free lists afterwards.
+  [[nodiscard]] Segment* begin_return(std::uint64_t after, const Pool* only = nullptr);
+  // The default pool's large piece that has been free for longest, among those not kept for readers.
   [[nodiscard]] Segment* begin_return_oldest();
   void cancel_return(Segment& segment);                  // back into the free lists
   void hide_addresses(const Segment& segment) noexcept;  // lookups no longer find it
@@ -87,6 +88,27 @@ class DeviceHeap {
   // ---- history: caller holds the heap lock ----
   void record_block(TraceAction action, const Block& block, const CallContext& context) noexcept;
   void record_segment(TraceAction action, const Segment& segment) noexcept;
+
+  // ---- private pools: caller holds the heap lock ----
+  // Null if there is none of this id.
+  [[nodiscard]] std::shared_ptr<Pool> find_pool(PoolId id) const;
+  // The pool with one use more, made if there is none.
+  std::shared_ptr<Pool> use_pool(PoolId id, const std::shared_ptr<Provider>& provider);
+  // Forgets the pool's id if it has neither a use nor a segment. `pool` must live on until the lock
+  // is given up.
+  void forget_if_over(const Pool& pool) noexcept;
+  // A block for the request out of the pools that serve in need; null if none has one.
+  [[nodiscard]] Block* find_fit_in_need(StreamHandle stream, std::size_t size_bytes);
+
+  // Whether any route stands. As long as one does no event is asked and no piece returned: somebody
+  // may be capturing. May be read without the lock.
+  [[nodiscard]] bool routed() const noexcept {
+    return routes_standing_.load(std::memory_order_relaxed) != 0;
+  }
+  void set_routes(std::shared_ptr<const Routes> now) noexcept {
+    routes_standing_.store(now->size(), std::memory_order_relaxed);
+    routes.swap(now);
+  }
 
   // ---- work in progress: caller holds the heap lock ----
   // Somebody holds memory of this device that is in no list (a driver call, an event that is being
@@ -102,6 +124,8 @@ class DeviceHeap {
   // ---- data, guarded by the heap lock ----
   std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
   const std::shared_ptr<Pool> default_pool;
+  std::map<PoolId, std::shared_ptr<Pool>> pools;  // private ones that are used or have segments
+  std::shared_ptr<const Routes> routes = std::make_shared<const Routes>();  // never null
   DeviceCounters counters;
   Trace trace;
   std::map<StreamHandle, std::unique_ptr<StreamDepot>> depots;  // never erased
@@ -141,6 +165,7 @@ class DeviceHeap {
   PageTable& page_table_;
   std::deque<Block> nodes_;
   Chain unused_nodes_;
+  std::atomic<std::size_t> routes_standing_{0};
   std::size_t works_ = 0;
   std::uint64_t works_done_ = 0;
 };

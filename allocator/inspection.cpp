@@ -54,6 +54,12 @@ DeviceStats Allocator::Impl::read_stats(DeviceHeap& at) {
     if (piece.kept_for_readers && piece.blocks_out == 0) {
       stats.held_for_readers_bytes += static_cast<std::int64_t>(piece.size_bytes);
     }
+    if (segment->pool->is_default()) continue;
+    stats.private_reserved_bytes += static_cast<std::int64_t>(segment->size_bytes);
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      if (!is_allocated(block->state())) continue;
+      stats.private_allocated_bytes += static_cast<std::int64_t>(block->size_bytes);
+    }
   }
   return stats;
 }

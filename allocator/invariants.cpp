@@ -40,10 +40,30 @@ class Check {
 
   void segments() {
     for (const auto& [piece_id, segment] : heap_.segments) check_segment(*segment);
-    const std::size_t listed = heap_.default_pool->small.size() + heap_.default_pool->large.size();
+    std::size_t listed = 0;
+    segments_of_.try_emplace(heap_.default_pool.get(), 0);
+    for (const auto& [pool, count] : segments_of_) {
+      listed += pool->small.size() + pool->large.size();
+      if (pool->segments != count) {
+        broken("a pool says it has ", pool->segments, " segments, there are ", count);
+      }
+    }
     if (listed != free_blocks_) {
       broken("free lists hold ", listed, " blocks, segments have ", free_blocks_, " free ones");
     }
+  }
+
+  void pools() const {
+    for (const auto& [id, pool] : heap_.pools) {
+      if (pool->id != id || id.is_default()) broken("a private pool is known by a wrong id");
+      if (pool->uses < 0) broken("a pool has ", pool->uses, " uses");
+      if (pool->uses == 0 && pool->segments == 0) broken("a pool that is over is still known");
+      if (pool->segments != 0 && !segments_of_.contains(pool.get())) {
+        broken("a pool says it has segments, there are none");
+      }
+    }
+    if (heap_.routed() != !heap_.routes->empty()) broken("routes are not counted right");
+    if (heap_.routed() && !heap_.counters.caches_bypassed()) broken("a route without a bypass");
   }
 
   // A block found in a thread's cache or in the depot.
@@ -75,6 +95,7 @@ class Check {
   void check_segment(const Segment& segment) {
     count(sums_.segments, segment.large, 1);
     count(sums_.reserved, segment.large, segment.size_bytes);
+    ++segments_of_[segment.pool.get()];
     const std::byte* expected = segment.base;
     const Block* previous = nullptr;
     std::size_t out = 0;
@@ -137,6 +158,14 @@ class Check {
         broken("a segment has an unused node");
     }
     const BlockState state = block_word::state(word);
+    const bool of_private_pool = !segment.pool->is_default();
+    if (((word & block_word::kPrivate) != 0) !=
+        (of_private_pool && state == BlockState::kAllocated)) {
+      broken("a block's word does not know what pool it is of");
+    }
+    if (of_private_pool && (pins != 0 || state == BlockState::kCached)) {
+      broken("a block of a private pool is pinned or cached");
+    }
     if (pins != 0 && state != BlockState::kLimbo && state != BlockState::kAllocated) {
       broken("a free block is pinned");
     }
@@ -176,6 +205,7 @@ class Check {
   const PageTable& page_table_;
   Sums sums_;
   std::size_t free_blocks_ = 0;
+  std::map<const Pool*, std::size_t> segments_of_;
   std::set<const Block*> cached_;
   std::set<const Block*> cached_seen_;
 };
@@ -188,6 +218,7 @@ void Allocator::check_invariants() {
     const std::lock_guard lock(at->mutex);
     Check check(*at, impl_->page_table);
     check.segments();
+    check.pools();
     for (const ThreadCache* cache : stopped.caches()) {
       cache->visit(at->device,
                    [&](const Block* block) { check.cached(block, "a thread's cache"); });

@@ -48,6 +48,11 @@ std::string report(const OutOfMemory& failure) {
   text += "It has taken " + size_text(positive(reserved)) + ", of which " +
           size_text(positive(allocated)) + " is allocated and " +
           size_text(positive(reserved - active)) + " is reserved but unallocated.";
+  if (stats.private_reserved_bytes > 0) {
+    text += " Private pools (CUDA graphs, torch.cuda.MemPool) have " +
+            size_text(positive(stats.private_reserved_bytes)) + " of it, " +
+            size_text(positive(stats.private_allocated_bytes)) + " of which is allocated.";
+  }
   if (stats.limbo_bytes > 0) {
     text += " " + size_text(positive(stats.limbo_bytes)) + " in " +
             std::to_string(stats.limbo_blocks) +

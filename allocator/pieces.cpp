@@ -73,16 +73,17 @@ bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
   return true;
 }
 
-// Returns every piece that may go; how many went.
-std::size_t Allocator::Impl::return_pieces(DeviceHeap& at) {
+// Returns every piece that may go; how many went. None does while a route stands.
+std::size_t Allocator::Impl::return_pieces(DeviceHeap& at, const Pool* only) {
   std::size_t returned = 0;
   std::uint64_t last_id = 0;
   while (!driver_is_gone.load()) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
+      if (at.routed()) break;
       const CountersChange change(at.counters);
-      segment = at.begin_return(last_id);
+      segment = at.begin_return(last_id, only);
     }
     if (segment == nullptr) break;
     last_id = segment->piece.id;
@@ -103,6 +104,7 @@ void Allocator::Impl::collect_garbage(DeviceHeap& at) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
+      if (at.routed()) return;
       const std::size_t allowed_bytes = at.limit_bytes != 0 ? at.limit_bytes : capacity_bytes;
       const double threshold_bytes =
           at.policy.garbage_collection_threshold * static_cast<double>(allowed_bytes);

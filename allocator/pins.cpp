@@ -10,6 +10,21 @@
 
 namespace limbo {
 
+namespace {
+
+// Its content is a graph's or a pool's to change, and its pieces may be anything.
+[[noreturn]] void throw_private(const void* data, const Block& block) {
+  const PoolId id = block.segment->pool->id;
+  std::ostringstream text;
+  text << data << " lies in a block of the private pool (" << id.first << ", " << id.second << ").";
+  throw Error(
+      ErrorCode::kNotLendable, text.str(),
+      "Memory of CUDA graphs and of torch.cuda.MemPool cannot be lent: copy it with clone(), "
+      "outside of the pool, and lend the copy.");
+}
+
+}  // namespace
+
 BlockView Allocator::Impl::view(Block* block) const noexcept {
   const Segment& segment = *block->segment;
   BlockView seen;
@@ -65,6 +80,7 @@ void Allocator::Impl::unpin_last(Block* block) {
 BlockView Allocator::pin(const void* data) {
   auto [at, lock] = impl_->lock_heap_at(data);
   Block* block = at == nullptr ? nullptr : impl_->page_table.holding(data);
+  if (block != nullptr && !block->segment->pool->is_default()) throw_private(data, *block);
   if (block != nullptr) {
     std::uint64_t now = block->word.load(std::memory_order_acquire);
     while (block_word::state(now) == BlockState::kAllocated) {

@@ -4,9 +4,15 @@
 // segments, and returns to the pool's free lists. The default pool is the memory of everybody else;
 // private pools are those of CUDA graphs and of torch.cuda.MemPool. Their blocks are in no thread's
 // cache and not in the depot.
+//
+// A pool lives as long as anything holds it: the heap's table of pools while it is used or has
+// segments, its segments, a route, an allocation that is under way.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "allocator/free_list.h"
 #include "allocator/pool_id.h"
@@ -15,7 +21,7 @@
 namespace limbo {
 
 // One device's part of a pool. Guarded by the heap lock, but for what is constant.
-struct Pool {
+struct Pool : std::enable_shared_from_this<Pool> {
   explicit Pool(PoolId pool_id, std::shared_ptr<Provider> made_by = nullptr)
       : id(pool_id), provider(std::move(made_by)) {}
   Pool(const Pool&) = delete;
@@ -28,12 +34,30 @@ struct Pool {
 
   FreeList small;
   FreeList large;
+  std::size_t segments = 0;  // that it has
+
+  // Private pools only.
+  int uses = 0;  // 0: nobody will allocate from it again, and its free segments may be returned
+  bool use_on_oom = false;    // serves requests of the default pool before memory is given back
+  bool no_split = false;      // every block is a segment
+  bool wants_return = false;  // empty_cache came while nothing could be returned
 
   [[nodiscard]] bool is_default() const noexcept { return id.is_default(); }
+  // Whether its unused segments may go back to their provider.
+  [[nodiscard]] bool may_shrink() const noexcept { return is_default() || uses == 0; }
   [[nodiscard]] FreeList& list(bool is_large) noexcept { return is_large ? large : small; }
   [[nodiscard]] const FreeList& list(bool is_large) const noexcept {
     return is_large ? large : small;
   }
 };
+
+// While it stands, allocations on the streams that `filter` accepts are served from `pool`. The
+// filter is asked in the allocating thread, with no lock held: it may look at the thread, or ask
+// the driver what the stream captures.
+struct Route {
+  std::shared_ptr<Pool> pool;
+  std::function<bool(StreamHandle)> filter;
+};
+using Routes = std::vector<Route>;  // oldest first; the youngest that accepts a stream has it
 
 }  // namespace limbo

@@ -1,6 +1,7 @@
 // Misses, in the order of the design: completed events; free-memory callbacks; caches and depot; a
-// new segment; pieces back to the driver, those that others map included; a thorough collect; then
-// out-of-memory. After every step that may have freed something the search is done again.
+// new segment; a private pool that serves in need; pieces back to the driver, those that others map
+// included; a thorough collect; then out-of-memory. After every step that may have freed something
+// the search is done again. Beside a capture nothing is asked of events and nothing goes back.
 #include <algorithm>
 
 #include "allocator/allocator_impl.h"
@@ -40,16 +41,29 @@ bool leaves_much(const Block& block, std::size_t size_bytes) noexcept {
 void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request, Fit fit) {
   const std::lock_guard lock(from.mutex);
   const CountersChange change(from.counters);
-  Block* block = from.find_fit(*from.default_pool, request.stream.handle, request.size_bytes);
+  const Pool& pool = pool_of(from, request);
+  Block* block = from.find_fit(pool, request.stream.handle, request.size_bytes);
   if (block == nullptr) return nullptr;
   if (fit == Fit::kClose && leaves_much(*block, request.size_bytes)) return nullptr;
   return from.hand_out(block, request.size_bytes, request.requested_bytes);
 }
 
+// From a private pool that serves requests of the default one before memory is given back.
+void* Allocator::Impl::take_in_need(DeviceHeap& from, const Request& request) {
+  if (request.pool != nullptr) return nullptr;
+  const std::lock_guard lock(from.mutex);
+  const CountersChange change(from.counters);
+  Block* block = from.find_fit_in_need(request.stream.handle, request.size_bytes);
+  if (block == nullptr) return nullptr;
+  return from.hand_out(block, request.size_bytes, request.requested_bytes);
+}
+
 void* Allocator::Impl::search(const Request& request) {
-  if (Block* block = take_cached(request); block != nullptr) return block->data();
+  if (request.pool == nullptr) {
+    if (Block* block = take_cached(request); block != nullptr) return block->data();
+  }
   DeviceHeap& from = *heaps[static_cast<std::size_t>(request.stream.device)];
-  if (sizes::is_large(request.size_bytes)) {
+  if (request.pool == nullptr && sizes::is_large(request.size_bytes)) {
     if (void* data = take_central(from, request, Fit::kClose)) return data;
     reclaim_large(from);
   }
@@ -71,16 +85,15 @@ void Allocator::Impl::run_callbacks() {
   }
 }
 
-// What the trackers refuse goes back to the driver.
-void Allocator::Impl::announce_piece(DeviceHeap& at, const Request& request, void* base,
-                                     std::size_t size_bytes) {
+// What the trackers refuse goes back to its maker.
+void Allocator::Impl::announce_piece(DeviceHeap& at, const Request& request, const Pool& pool,
+                                     void* base, std::size_t size_bytes) {
   try {
-    tell_of_piece(at, TraceAction::kSegmentAlloc, base, size_bytes, request.stream,
-                  at.default_pool->id);
+    tell_of_piece(at, TraceAction::kSegmentAlloc, base, size_bytes, request.stream, pool.id);
   } catch (...) {
     try {
-      provider.return_piece(at.device, base, size_bytes);
-    } catch (const Error&) {  // the tracker's error is the one to report
+      maker_of(pool).return_piece(at.device, base, size_bytes);
+    } catch (...) {  // the tracker's error is the one to report
     }
     throw;
   }
@@ -88,6 +101,8 @@ void Allocator::Impl::announce_piece(DeviceHeap& at, const Request& request, voi
 
 // A new segment of size_bytes; null if the driver or the limit has no room.
 void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t size_bytes) {
+  Pool& pool = pool_of(at, request);
+  Provider& maker = maker_of(pool);
   {
     const std::lock_guard lock(at.mutex);
     if (at.limit_bytes != 0 && at.reserved_bytes + size_bytes > at.limit_bytes) return nullptr;
@@ -100,13 +115,13 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
       throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
     }
     used.store(true, std::memory_order_relaxed);
-    base = provider.make_piece(at.device, size_bytes);
+    base = maker.make_piece(at.device, size_bytes);
     if (base != nullptr) {
-      announce_piece(at, request, base, size_bytes);
+      announce_piece(at, request, pool, base, size_bytes);
       const std::lock_guard lock(at.mutex);
       const CountersChange change(at.counters);
-      const Segment& segment = at.add_segment(at.default_pool, provider, base, size_bytes,
-                                              request.stream, sizes::is_large(request.size_bytes));
+      const Segment& segment = at.add_segment(pool, maker, base, size_bytes, request.stream,
+                                              sizes::is_large(request.size_bytes));
       at.end_work();
       // Under the same lock, so that no other thread takes it away.
       return at.hand_out(segment.first, request.size_bytes, request.requested_bytes);
@@ -123,9 +138,12 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
   return nullptr;
 }
 
-void* Allocator::Impl::allocate_slow(const Request& request) {
-  require_named(request.stream);
-  DeviceHeap& at = *heaps[static_cast<std::size_t>(request.stream.device)];
+void* Allocator::Impl::allocate_slow(const Request& asked) {
+  require_named(asked.stream);
+  DeviceHeap& at = *heaps[static_cast<std::size_t>(asked.stream.device)];
+  const std::shared_ptr<Pool> routed = routed_pool(at, asked.stream);  // keeps it alive
+  Request request = asked;
+  request.pool = routed.get();
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
   if (void* data = search(request)) return data;
@@ -135,6 +153,7 @@ void* Allocator::Impl::allocate_slow(const Request& request) {
   if (void* data = search(request)) return data;
   collect_garbage(at);
   if (void* data = grow(at, request, sizes::segment_size(request.size_bytes))) return data;
+  if (void* data = take_in_need(at, request)) return data;
   return make_room(at, request);
 }
 
@@ -160,9 +179,11 @@ void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
 }
 
 void* Allocator::Impl::make_room_once(DeviceHeap& at, const Request& request) {
+  if (in_capture(at, request)) return make_room_in_capture(at, request);
   wait_for_events(at);
   reclaim_caches(at);
   if (void* data = search(request)) return data;
+  if (void* data = take_in_need(at, request)) return data;
   if (void* data = return_and_grow(at, request)) return data;
   Lender* const asked = lender.load(std::memory_order_acquire);
   // Inside a callback the lender may be the one who called: it is not asked to wait for itself.
@@ -172,6 +193,20 @@ void* Allocator::Impl::make_room_once(DeviceHeap& at, const Request& request) {
   reclaim_caches(at);
   if (void* data = search(request)) return data;
   return return_and_grow(at, request);
+}
+
+// What is left beside a capture: what other threads have freed meanwhile, and what the lender finds.
+void* Allocator::Impl::make_room_in_capture(DeviceHeap& at, const Request& request) {
+  reclaim_caches(at);
+  if (void* data = search(request)) return data;
+  if (void* data = take_in_need(at, request)) return data;
+  if (void* data = grow(at, request, sizes::segment_size(request.size_bytes))) return data;
+  // Lent memory is of the default pool.
+  Lender* const asked = lender.load(std::memory_order_acquire);
+  if (asked == nullptr || request.pool != nullptr || inside_callback()) return nullptr;
+  static_cast<void>(asked->collect_thoroughly(at.device, collect_wait));
+  reclaim_caches(at);
+  return search(request);
 }
 
 void* Allocator::Impl::return_and_grow(DeviceHeap& at, const Request& request) {
@@ -215,7 +250,7 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
   {
     const std::lock_guard lock(at.mutex);
     at.trace.record(TraceAction::kOutOfMemory, info.free_bytes, request.size_bytes,
-                    request.stream.handle, at.default_pool->id, TraceCall::context());
+                    request.stream.handle, pool_of(at, request).id, TraceCall::context());
   }
   throw OutOfMemory(at.device, request.requested_bytes, info, stats(at), limit_bytes,
                     std::move(holders));

@@ -45,6 +45,9 @@ struct DeviceStats {
   std::int64_t limbo_blocks = 0;  // freed and still pinned
   std::int64_t limbo_bytes = 0;
   std::int64_t held_for_readers_bytes = 0;  // free pieces kept because another process maps them
+
+  std::int64_t private_allocated_bytes = 0;  // of allocated_bytes and reserved_bytes: what private
+  std::int64_t private_reserved_bytes = 0;   // pools have
 };
 
 }  // namespace limbo

@@ -1,5 +1,8 @@
 // record_stream: a freed block waits for an event on each stream that was named.
 //
+// While a route stands somebody may be capturing: no event is recorded, asked or waited for. An
+// event of a captured stream would tell nothing, and a query can end a capture.
+//
 // Events are recorded at the free, asked on misses, and waited for only before memory goes back to
 // the driver or out-of-memory is reported. An event that cannot be recorded yet (its stream is
 // being captured, or the driver refuses) is tried again at the next miss; until then the block
@@ -60,7 +63,9 @@ void Allocator::Impl::begin_waits(DeviceHeap& at, Block* block,
   if (streams.empty()) return;
   std::vector<EventHandle> events;
   events.reserve(streams.size());
-  for (const StreamRef stream : streams) events.push_back(try_record(stream));
+  for (const StreamRef stream : streams) {
+    events.push_back(at.routed() ? nullptr : try_record(stream));
+  }
   const std::lock_guard lock(at.mutex);
   for (std::size_t index = 0; index < streams.size(); ++index) {
     const StreamRef stream = streams[index];
@@ -139,7 +144,7 @@ void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey
 }
 
 void Allocator::Impl::complete_events(DeviceHeap& at) {
-  if (driver_is_gone.load()) return;
+  if (driver_is_gone.load() || at.routed()) return;
   retry_unrecorded(at);
   std::vector<DeviceHeap::StreamKey> keys;
   {
@@ -151,18 +156,26 @@ void Allocator::Impl::complete_events(DeviceHeap& at) {
 
 // Waits until everything that is recorded by now or meanwhile has happened. Blocks that wait for a
 // capture to end are not waited for.
-void Allocator::Impl::wait_for_events(DeviceHeap& at) {
+void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only) {
+  const auto waited_for = [&] {
+    const std::lock_guard lock(at.mutex);
+    if (only == nullptr) return !at.waits.empty();
+    for (const auto& [key, queue] : at.waits) {
+      for (const DeviceHeap::Wait& wait : queue) {
+        if (wait.block->segment->pool.get() == only) return true;
+      }
+    }
+    return false;
+  };
+  if (at.routed()) return;
   {
     const std::lock_guard lock(at.mutex);
     ++at.counters.num_sync_all_streams;
   }
   std::chrono::microseconds pause(10);
-  while (!driver_is_gone.load()) {
+  while (!driver_is_gone.load() && !at.routed()) {
     complete_events(at);
-    {
-      const std::lock_guard lock(at.mutex);
-      if (at.waits.empty()) return;
-    }
+    if (!waited_for()) return;
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(1000));
   }

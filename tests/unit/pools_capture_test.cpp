@@ -1,0 +1,146 @@
+// Pools while a graph is captured: what an allocation may and may not do then.
+#include <thread>
+
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+constexpr PoolId kPool{0, 1};
+
+class PoolsInCapture : public AllocatorTest {
+ protected:
+  explicit PoolsInCapture(int memory_mb = 2048) : AllocatorTest(1, memory_mb) {}
+
+  void begin(SimCaptureMode mode = SimCaptureMode::kGlobal) {
+    sim_->begin_capture(captured_, mode);
+    allocator_.begin_allocate_to_pool(
+        0, kPool, [this](StreamHandle handle) { return handle == captured_.handle; });
+  }
+  // The capture is still whole at its end.
+  void end() {
+    const std::unique_ptr<SimGraph> graph = sim_->end_capture(captured_);
+    EXPECT_NE(graph, nullptr);
+    allocator_.end_allocate_to_pool(0, kPool);
+    allocator_.release_pool(0, kPool);
+  }
+
+  const StreamRef captured_ = stream();
+  const StreamRef side_ = stream();
+};
+
+TEST_F(PoolsInCapture, NewMemoryIsTakenAndTheCaptureGoesOn) {
+  begin();
+  std::byte* first = allocate(4096, captured_);
+  std::byte* second = allocate(64 * kMiB, captured_);
+  end();
+  EXPECT_EQ(allocator_.snapshot(0, kPool).size(), 2U);
+  allocator_.free(first);
+  allocator_.free(second);
+}
+
+TEST_F(PoolsInCapture, NoEventIsAskedOrRecorded) {
+  std::byte* earlier = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(earlier, side_));
+  std::byte* meanwhile = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(meanwhile, side_));
+  allocator_.free(earlier);
+  sim_->wait_until_idle();
+  begin();
+  std::byte* inside = allocate(4096, captured_);
+  EXPECT_TRUE(allocator_.record_stream(inside, side_));
+  sim_->reset_calls();
+  allocator_.free(meanwhile);
+  allocator_.free(inside);
+  std::byte* other = allocate(4096);
+  std::byte* next = allocate(4096, captured_);
+  EXPECT_NE(other, earlier);
+  EXPECT_NE(next, inside);
+  allocator_.empty_cache();
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 0U);
+  EXPECT_EQ(sim_->calls(CallKind::kQueryEvent), 0U);
+  EXPECT_EQ(active(), 5 * 4096);
+  end();
+  allocator_.free(other);
+  allocator_.free(next);
+  allocator_.empty_cache();  // now they are
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 2U);
+  EXPECT_EQ(active(), 0);
+}
+
+TEST_F(PoolsInCapture, NothingGoesBackToTheDriver) {
+  allocator_.free(allocate(40 * kMiB));
+  allocator_.retain_pool(0, {0, 2});
+  allocator_.begin_allocate_to_pool(0, {0, 2}, [](StreamHandle) { return true; });
+  allocator_.free(allocate(40 * kMiB));
+  allocator_.end_allocate_to_pool(0, {0, 2});
+  allocator_.release_pool(0, {0, 2});
+  begin();
+  allocator_.release_pool(0, {0, 2});
+  sim_->reset_calls();
+  allocator_.empty_cache();
+  allocator_.empty_cache(0, {0, 2});
+  EXPECT_EQ(sim_->calls(CallKind::kFree), 0U);
+  EXPECT_EQ(allocator_.snapshot(0, {0, 2}).size(), 1U);
+  end();
+  // The pool's was asked for, and comes with the end.
+  EXPECT_EQ(sim_->calls(CallKind::kFree), 1U);
+  EXPECT_TRUE(allocator_.snapshot(0, {0, 2}).empty());
+}
+
+TEST_F(PoolsInCapture, OtherThreadsAllocateInEveryMode) {
+  for (const SimCaptureMode mode :
+       {SimCaptureMode::kGlobal, SimCaptureMode::kThreadLocal, SimCaptureMode::kRelaxed}) {
+    std::byte* waits = allocate(4096);
+    EXPECT_TRUE(allocator_.record_stream(waits, side_));
+    allocator_.free(waits);
+    begin(mode);
+    std::byte* inside = allocate(4096, captured_);
+    std::thread([&] {
+      std::byte* data = allocate(10 * kMiB);
+      EXPECT_TRUE(allocator_.record_stream(data, side_));
+      allocator_.free(data);
+      allocator_.free(allocate(10 * kMiB));
+    }).join();
+    end();
+    allocator_.free(inside);
+    allocator_.empty_cache();
+    EXPECT_EQ(active(), 0);
+  }
+}
+
+class PoolsInFullCapture : public PoolsInCapture {
+ protected:
+  PoolsInFullCapture() : PoolsInCapture(80) {}
+};
+
+TEST_F(PoolsInFullCapture, OutOfMemoryLeavesEverythingWhole) {
+  allocator_.free(allocate(40 * kMiB));  // would go back, were there no capture
+  begin();
+  std::byte* inside = allocate(20 * kMiB, captured_);
+  sim_->reset_calls();
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(40 * kMiB, captured_)); }));
+  EXPECT_EQ(sim_->calls(CallKind::kFree), 0U);
+  EXPECT_EQ(sim_->calls(CallKind::kQueryEvent), 0U);
+  allocator_.check_invariants();
+  std::byte* more = allocate(10 * kMiB, captured_);
+  end();
+  std::byte* after = allocate(40 * kMiB, captured_);
+  EXPECT_EQ(allocator_.stats(0).num_ooms, 1);
+  for (std::byte* data : {inside, more, after}) allocator_.free(data);
+}
+
+// Somebody who captures without telling the allocator.
+TEST_F(PoolsInFullCapture, ACapturingStreamWithoutAPoolGivesNothingBackEither) {
+  allocator_.free(allocate(40 * kMiB));
+  sim_->begin_capture(captured_, SimCaptureMode::kGlobal);
+  sim_->reset_calls();
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(60 * kMiB, captured_)); }));
+  EXPECT_EQ(sim_->calls(CallKind::kFree), 0U);
+  std::byte* inside = allocate(20 * kMiB, captured_);
+  EXPECT_NE(sim_->end_capture(captured_), nullptr);
+  allocator_.free(inside);
+}
+
+}  // namespace
+}  // namespace limbo::testing

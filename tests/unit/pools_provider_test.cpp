@@ -1,0 +1,175 @@
+// Pools with memory from somebody else's allocator.
+#include "allocator/provider_foreign.h"
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+constexpr PoolId kPool{3, 0};
+
+// Somebody else's allocator: the simulated device's memory, some bytes behind a multiple of 2 MiB.
+class Foreign {
+ public:
+  Foreign(SimDevice& sim, std::size_t shift_bytes) : sim_(sim), shift_bytes_(shift_bytes) {}
+
+  [[nodiscard]] std::shared_ptr<Provider> provider() {
+    // The token stands for the shared allocator that torch hands over.
+    const auto token = std::make_shared<int>(0);
+    alive_ = token;
+    return std::make_shared<ProviderForeign>(
+        [this, token](int device, std::size_t size_bytes) -> void* {
+          ++takes;
+          asked_bytes = size_bytes;
+          if (full) return nullptr;
+          void* base = sim_.try_allocate(device, size_bytes + shift_bytes_);
+          return base == nullptr ? nullptr : static_cast<std::byte*>(base) + shift_bytes_;
+        },
+        [this, token](int device, void* memory) {
+          ++gives;
+          if (broken)
+            throw Error(ErrorCode::kDeviceError, "The other allocator takes nothing back.");
+          sim_.free(device, static_cast<std::byte*>(memory) - shift_bytes_);
+        });
+  }
+  [[nodiscard]] bool alive() const { return !alive_.expired(); }
+
+  int takes = 0;
+  int gives = 0;
+  std::size_t asked_bytes = 0;
+  bool full = false;
+  bool broken = false;
+
+ private:
+  SimDevice& sim_;
+  const std::size_t shift_bytes_;
+  std::weak_ptr<int> alive_;
+};
+
+class PoolsWithProvider : public AllocatorTest {
+ protected:
+  [[nodiscard]] std::byte* allocate_in(PoolId pool, std::size_t size_bytes) {
+    allocator_.begin_allocate_to_pool(0, pool, [](StreamHandle) { return true; });
+    std::byte* data = nullptr;
+    try {
+      data = allocate(size_bytes);
+    } catch (...) {
+      allocator_.end_allocate_to_pool(0, pool);
+      allocator_.release_pool(0, pool);
+      throw;
+    }
+    allocator_.end_allocate_to_pool(0, pool);
+    allocator_.release_pool(0, pool);
+    return data;
+  }
+};
+
+TEST_F(PoolsWithProvider, SegmentsComeFromItAndGoBackToIt) {
+  Foreign foreign(*sim_, 0);
+  allocator_.retain_pool(0, kPool, foreign.provider());
+  EXPECT_EQ(foreign.takes, 0);
+  std::byte* first = allocate_in(kPool, kMiB);
+  std::byte* second = allocate_in(kPool, kMiB);
+  EXPECT_EQ(foreign.takes, 1);  // both in one segment of 2 MiB
+  EXPECT_EQ(foreign.asked_bytes, 2 * kMiB);
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(2 * kMiB));
+  std::byte* plain = allocate(kMiB);
+  EXPECT_EQ(foreign.takes, 1);
+  allocator_.free(first);
+  allocator_.free(second);
+  allocator_.release_pool(0, kPool);
+  EXPECT_EQ(foreign.gives, 0);
+  allocator_.empty_cache(0, kPool);
+  EXPECT_EQ(foreign.gives, 1);
+  allocator_.free(plain);
+}
+
+TEST_F(PoolsWithProvider, ItLivesUntilItsLastSegmentIsBack) {
+  Foreign foreign(*sim_, 0);
+  allocator_.retain_pool(0, kPool, foreign.provider());
+  std::byte* data = allocate_in(kPool, 4 * kMiB);
+  allocator_.release_pool(0, kPool);
+  allocator_.empty_cache(0, kPool);
+  EXPECT_TRUE(foreign.alive());
+  allocator_.free(data);
+  EXPECT_TRUE(foreign.alive());
+  allocator_.empty_cache();
+  EXPECT_EQ(foreign.gives, 1);
+  EXPECT_FALSE(foreign.alive());
+}
+
+TEST_F(PoolsWithProvider, WithoutASegmentItGoesAtTheRelease) {
+  Foreign foreign(*sim_, 0);
+  allocator_.retain_pool(0, kPool, foreign.provider());
+  EXPECT_TRUE(foreign.alive());
+  allocator_.release_pool(0, kPool);
+  EXPECT_FALSE(foreign.alive());
+}
+
+TEST_F(PoolsWithProvider, MemoryNeedNotBeAligned) {
+  Foreign foreign(*sim_, 4096);
+  allocator_.retain_pool(0, kPool, foreign.provider());
+  std::byte* first = allocate_in(kPool, 3 * kMiB);
+  EXPECT_EQ(foreign.takes, 2);  // the first one went back
+  EXPECT_EQ(foreign.gives, 1);
+  EXPECT_EQ(foreign.asked_bytes, 22 * kMiB);
+  std::byte* second = allocate_in(kPool, 64 * kMiB);
+  EXPECT_EQ(foreign.takes, 3);
+  std::byte* small = allocate_in(kPool, 700);
+  for (std::byte* data : {first, second, small}) {
+    const auto view = allocator_.find(data + 10);
+    ASSERT_TRUE(view);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(view->piece_base) % (2 * kMiB), 0U);
+    sim_->fill({0, nullptr}, data, 7, view->size_bytes / 4);  // all of it is there
+  }
+  sim_->wait_until_idle();
+  allocator_.check_invariants();
+  for (std::byte* data : {first, second, small}) allocator_.free(data);
+  allocator_.release_pool(0, kPool);
+  allocator_.empty_cache();
+  EXPECT_EQ(foreign.takes, foreign.gives);
+}
+
+TEST_F(PoolsWithProvider, WhereItIsFullThePoolIs) {
+  Foreign foreign(*sim_, 0);
+  allocator_.retain_pool(0, kPool, foreign.provider());
+  foreign.full = true;
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kPool, kMiB)); }));
+  allocator_.check_invariants();
+  foreign.full = false;
+  allocator_.free(allocate_in(kPool, kMiB));
+  allocator_.release_pool(0, kPool);
+}
+
+TEST_F(PoolsWithProvider, WhatItDoesNotTakeBackStaysUsable) {
+  for (const std::size_t shift_bytes : {std::size_t{0}, std::size_t{512}}) {
+    Foreign foreign(*sim_, shift_bytes);
+    allocator_.retain_pool(0, kPool, foreign.provider());
+    std::byte* data = allocate_in(kPool, 4 * kMiB);
+    allocator_.free(data);
+    allocator_.release_pool(0, kPool);
+    foreign.broken = true;
+    EXPECT_ERROR(allocator_.empty_cache(0, kPool), kDeviceError);
+    allocator_.check_invariants();
+    EXPECT_EQ(allocate_in(kPool, 4 * kMiB), data);
+    allocator_.free(data);
+    foreign.broken = false;
+    allocator_.empty_cache(0, kPool);
+    EXPECT_FALSE(foreign.alive());
+    EXPECT_EQ(reserved(), 0);
+  }
+}
+
+TEST_F(PoolsWithProvider, ASecondOneForThePoolIsRefused) {
+  Foreign foreign(*sim_, 0);
+  Foreign other(*sim_, 0);
+  allocator_.retain_pool(0, kPool, foreign.provider());
+  EXPECT_ERROR(allocator_.retain_pool(0, kPool, other.provider()), kBadArgument);
+  EXPECT_FALSE(other.alive());
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 1);
+  allocator_.retain_pool(0, kPool);
+  allocator_.release_pool(0, kPool);
+  allocator_.release_pool(0, kPool);
+}
+
+}  // namespace
+}  // namespace limbo::testing

@@ -1,0 +1,387 @@
+// Private pools: what is allocated into them, what stays with them, and when their memory goes.
+#include <algorithm>
+#include <set>
+#include <thread>
+
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+constexpr PoolId kPool{0, 1};
+constexpr PoolId kOther{0, 2};
+constexpr PoolId kNowhere{9, 9};
+
+bool everything(StreamHandle /*stream*/) {
+  return true;
+}
+
+class Pools : public AllocatorTest {
+ protected:
+  explicit Pools(int devices = 1, int memory_mb = 2048) : AllocatorTest(devices, memory_mb) {}
+
+  void begin(PoolId pool, int device = 0) {
+    allocator_.begin_allocate_to_pool(device, pool, everything);
+  }
+  // As use_mem_pool does.
+  void end_and_release(PoolId pool, int device = 0) {
+    allocator_.end_allocate_to_pool(device, pool);
+    allocator_.release_pool(device, pool);
+  }
+  [[nodiscard]] std::byte* allocate_in(PoolId pool, std::size_t size_bytes) {
+    begin(pool);
+    std::byte* data = allocate(size_bytes);
+    end_and_release(pool);
+    return data;
+  }
+  [[nodiscard]] PoolId pool_of(const void* data) {
+    for (const SegmentView& segment : allocator_.snapshot()) {
+      const auto* base = static_cast<const std::byte*>(segment.base);
+      if (data >= base && data < base + segment.size_bytes) return segment.pool;
+    }
+    ADD_FAILURE() << "in no segment";
+    return kNowhere;
+  }
+  [[nodiscard]] std::size_t segments_of(PoolId pool, int device = 0) {
+    const std::vector<SegmentView> all = allocator_.snapshot(device);
+    return static_cast<std::size_t>(
+        std::count_if(all.begin(), all.end(), [&](const auto& seen) { return seen.pool == pool; }));
+  }
+};
+
+TEST_F(Pools, TakeWhatTheFilterAcceptsAndNothingElse) {
+  const StreamRef accepted = stream();
+  allocator_.begin_allocate_to_pool(0, kPool,
+                                    [&](StreamHandle handle) { return handle == accepted.handle; });
+  std::byte* inside = allocate(4096, accepted);
+  std::byte* outside = allocate(4096);
+  EXPECT_EQ(pool_of(inside), kPool);
+  EXPECT_EQ(pool_of(outside), PoolId{});
+  allocator_.end_allocate_to_pool(0, kPool);
+  std::byte* after = allocate(4096, accepted);
+  EXPECT_EQ(pool_of(after), PoolId{});
+  EXPECT_EQ(segments_of(kPool), 1U);
+  EXPECT_EQ(segments_of(PoolId{}), 2U);
+  for (std::byte* data : {inside, outside, after}) allocator_.free(data);
+  allocator_.release_pool(0, kPool);
+}
+
+TEST_F(Pools, TheOneBegunLastTakesIt) {
+  begin(kPool);
+  std::byte* first = allocate(20 * kMiB);
+  begin(kOther);
+  std::byte* inner = allocate(20 * kMiB);
+  end_and_release(kOther);
+  std::byte* second = allocate(20 * kMiB);
+  end_and_release(kPool);
+  EXPECT_EQ(pool_of(first), kPool);
+  EXPECT_EQ(pool_of(inner), kOther);
+  EXPECT_EQ(pool_of(second), kPool);
+  for (std::byte* data : {first, inner, second}) allocator_.free(data);
+}
+
+TEST_F(Pools, BlocksOfOnePoolAreNeverGivenToAnother) {
+  std::byte* plain = allocate(4096);
+  allocator_.free(plain);  // cached by this thread
+  allocator_.retain_pool(0, kPool);
+  std::byte* inside = allocate_in(kPool, 4096);
+  EXPECT_NE(inside, plain);
+  allocator_.free(inside);
+  EXPECT_EQ(allocate(4096), plain);
+  EXPECT_EQ(allocate_in(kPool, 4096), inside);
+  allocator_.check_invariants();
+  allocator_.free(plain);
+  allocator_.free(inside);
+  allocator_.release_pool(0, kPool);
+}
+
+TEST_F(Pools, FreesMergeInsideThePool) {
+  allocator_.retain_pool(0, kPool);
+  std::vector<std::byte*> parts;
+  for (int part = 0; part < 8; ++part) parts.push_back(allocate_in(kPool, 256 * 1024));
+  EXPECT_EQ(segments_of(kPool), 1U);
+  for (std::byte* part : parts) allocator_.free(part);
+  const std::vector<SegmentView> seen = allocator_.snapshot(0, kPool);
+  ASSERT_EQ(seen.size(), 1U);
+  EXPECT_EQ(seen[0].blocks.size(), 1U);
+  EXPECT_EQ(allocate_in(kPool, kMiB), seen[0].base);
+  allocator_.free(seen[0].base);
+  allocator_.release_pool(0, kPool);
+}
+
+TEST_F(Pools, CountTheirUses) {
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 0);
+  allocator_.retain_pool(0, kPool);
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 1);
+  begin(kPool);
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 2);
+  allocator_.end_allocate_to_pool(0, kPool);
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 2);
+  allocator_.release_pool(0, kPool);
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 1);
+  allocator_.release_pool(0, kPool);
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 0);
+  EXPECT_ERROR(allocator_.release_pool(0, kPool), kBadArgument);
+}
+
+TEST_F(Pools, KeepTheirMemoryWhileTheyAreUsed) {
+  allocator_.retain_pool(0, kPool);
+  allocator_.free(allocate_in(kPool, 4 * kMiB));
+  allocator_.empty_cache();
+  allocator_.empty_cache(0, kPool);
+  EXPECT_EQ(segments_of(kPool), 1U);
+  allocator_.release_pool(0, kPool);
+  EXPECT_EQ(segments_of(kPool), 1U);  // until somebody asks
+  allocator_.empty_cache(0, kPool);
+  EXPECT_EQ(segments_of(kPool), 0U);
+  EXPECT_EQ(sim_->balance().allocated, 0U);
+}
+
+TEST_F(Pools, EmptyingOneLeavesTheOthersAlone) {
+  allocator_.free(allocate_in(kPool, 4 * kMiB));
+  allocator_.free(allocate_in(kOther, 4 * kMiB));
+  std::byte* plain = allocate(40 * kMiB);
+  allocator_.free(plain);
+  allocator_.empty_cache(0, kPool);
+  EXPECT_EQ(segments_of(kPool), 0U);
+  EXPECT_EQ(segments_of(kOther), 1U);
+  EXPECT_EQ(segments_of(PoolId{}), 1U);
+  allocator_.empty_cache(0, kNowhere);  // as torch asks every device
+}
+
+TEST_F(Pools, BlocksLiveOnAfterTheRelease) {
+  std::byte* data = allocate_in(kPool, 4 * kMiB);  // no use is left
+  allocator_.empty_cache(0, kPool);
+  EXPECT_EQ(segments_of(kPool), 1U);
+  EXPECT_EQ(allocator_.pool_live_allocations(0, kPool), std::vector<void*>{data});
+  allocator_.free(data);
+  EXPECT_EQ(segments_of(kPool), 1U);
+  std::byte* plain = allocate(4 * kMiB);
+  EXPECT_EQ(pool_of(plain), PoolId{});  // what was freed is still the pool's
+  EXPECT_ERROR(allocator_.free(data), kDoubleFree);
+  allocator_.empty_cache();
+  EXPECT_EQ(segments_of(kPool), 0U);
+  EXPECT_ERROR(static_cast<void>(allocator_.pool_live_allocations(0, kPool)), kBadArgument);
+  allocator_.free(plain);
+}
+
+TEST_F(Pools, APoolThatWasReleasedCanBeUsedAgain) {
+  std::byte* data = allocate_in(kPool, 4 * kMiB);
+  std::byte* again = allocate_in(kPool, 4 * kMiB);
+  EXPECT_EQ(segments_of(kPool), 1U);
+  allocator_.free(data);
+  allocator_.free(again);
+}
+
+TEST_F(Pools, WrongNamesAreRefused) {
+  EXPECT_ERROR(allocator_.retain_pool(0, PoolId{}), kBadArgument);
+  EXPECT_ERROR(begin(PoolId{}), kBadArgument);
+  EXPECT_ERROR(allocator_.retain_pool(7, kPool), kBadArgument);
+  EXPECT_ERROR(allocator_.release_pool(0, kNowhere), kBadArgument);
+  EXPECT_ERROR(allocator_.end_allocate_to_pool(0, kNowhere), kBadArgument);
+  EXPECT_ERROR(allocator_.set_use_on_oom(0, kNowhere, true), kBadArgument);
+  EXPECT_ERROR(allocator_.set_no_split(0, kNowhere), kBadArgument);
+  EXPECT_ERROR(static_cast<void>(allocator_.pool_live_allocations(0, kNowhere)), kBadArgument);
+  EXPECT_ERROR(allocator_.begin_allocate_to_pool(0, kPool, nullptr), kBadArgument);
+  EXPECT_TRUE(allocator_.snapshot(0, kNowhere).empty());
+  // Nothing is left of any of it.
+  allocator_.free(allocate(4096));
+  sim_->reset_calls();
+  std::byte* hit = allocate(4096);
+  EXPECT_EQ(sim_->calls(CallKind::kAllocate), 0U);
+  allocator_.free(hit);
+}
+
+TEST_F(Pools, OneRouteIntoAPoolAtATime) {
+  begin(kPool);
+  EXPECT_ERROR(begin(kPool), kBadArgument);
+  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 1);
+  end_and_release(kPool);
+  EXPECT_ERROR(allocator_.end_allocate_to_pool(0, kPool), kBadArgument);
+}
+
+TEST_F(Pools, AFilterThatThrowsLosesNothing) {
+  allocator_.begin_allocate_to_pool(0, kPool, [](StreamHandle) -> bool {
+    throw Error(ErrorCode::kDeviceError, "The driver cannot say what the stream captures.");
+  });
+  EXPECT_ERROR(static_cast<void>(allocate(4096)), kDeviceError);
+  allocator_.check_invariants();
+  end_and_release(kPool);
+  allocator_.free(allocate(4096));
+}
+
+TEST_F(Pools, EveryBlockIsASegmentWhereNothingIsSplit) {
+  allocator_.retain_pool(0, kPool);
+  allocator_.set_no_split(0, kPool);
+  std::byte* first = allocate_in(kPool, 4 * kMiB);
+  std::byte* second = allocate_in(kPool, 4 * kMiB);
+  std::byte* small = allocate_in(kPool, 512);
+  EXPECT_EQ(segments_of(kPool), 3U);
+  for (const SegmentView& segment : allocator_.snapshot(0, kPool)) {
+    EXPECT_EQ(segment.blocks.size(), 1U);
+  }
+  allocator_.free(first);
+  EXPECT_EQ(allocate_in(kPool, 4 * kMiB), first);
+  for (std::byte* data : {first, second, small}) allocator_.free(data);
+  allocator_.release_pool(0, kPool);
+}
+
+TEST_F(Pools, CannotBeLent) {
+  std::byte* data = allocate_in(kPool, 4096);
+  try {
+    static_cast<void>(allocator_.pin(data + 100));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotLendable);
+    EXPECT_NE(std::string(error.what()).find("private pool (0, 1)"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("clone()"), std::string::npos);
+  }
+  allocator_.free(data);
+  EXPECT_EQ(active(), 0);
+}
+
+TEST_F(Pools, CountInTheDevicesNumbers) {
+  std::byte* data = allocate_in(kPool, 3 * kMiB);
+  const DeviceStats stats = allocator_.stats(0);
+  EXPECT_EQ(stats.allocated_bytes[kLargeSizes].current, static_cast<std::int64_t>(3 * kMiB));
+  EXPECT_EQ(stats.reserved_bytes[kLargeSizes].current, static_cast<std::int64_t>(20 * kMiB));
+  EXPECT_EQ(stats.private_allocated_bytes, static_cast<std::int64_t>(3 * kMiB));
+  EXPECT_EQ(stats.private_reserved_bytes, static_cast<std::int64_t>(20 * kMiB));
+  allocator_.free(data);
+  EXPECT_EQ(allocator_.stats(0).private_allocated_bytes, 0);
+}
+
+TEST_F(Pools, ThreadsAllocateIntoTheirOwnAtOnce) {
+  constexpr int kThreads = 4;
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int index = 0; index < kThreads; ++index) {
+    threads.emplace_back([&, index] {
+      const PoolId mine{1, static_cast<std::uint64_t>(index) + 1};
+      allocator_.retain_pool(0, mine);
+      const std::thread::id self = std::this_thread::get_id();
+      for (int round = 0; round < 50; ++round) {
+        allocator_.begin_allocate_to_pool(
+            0, mine, [self](StreamHandle) { return std::this_thread::get_id() == self; });
+        std::vector<std::byte*> held;
+        for (int block = 1; block <= 8; ++block) {
+          held.push_back(allocate(static_cast<std::size_t>(block) * 3000));
+        }
+        allocator_.empty_cache(0);  // does nothing to anybody
+        const std::vector<void*> live = allocator_.pool_live_allocations(0, mine);
+        if (std::set<void*>(live.begin(), live.end()) !=
+            std::set<void*>(held.begin(), held.end())) {
+          ++wrong;
+        }
+        end_and_release(mine);
+        std::byte* outside = allocate(3000);
+        for (std::byte* data : held) allocator_.free(data);
+        allocator_.free(outside);
+      }
+      if (segments_of(mine) != 1) ++wrong;
+      allocator_.release_pool(0, mine);
+      allocator_.empty_cache(0, mine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  for (int index = 0; index < kThreads; ++index) {
+    allocator_.empty_cache(0, PoolId{1, static_cast<std::uint64_t>(index) + 1});
+  }
+  allocator_.check_invariants();
+  EXPECT_EQ(allocator_.stats(0).private_reserved_bytes, 0);
+}
+
+// ---- little memory ------------------------------------------------------------------------------
+
+class PoolsInNeed : public Pools {
+ protected:
+  PoolsInNeed() : Pools(1, 80) {}
+};
+
+TEST_F(PoolsInNeed, OutOfMemoryNamesWhatTheyHave) {
+  allocator_.retain_pool(0, kPool);
+  std::byte* used = allocate_in(kPool, 40 * kMiB);
+  allocator_.free(allocate_in(kPool, 30 * kMiB));
+  const std::string text = out_of_memory([&] { static_cast<void>(allocate(40 * kMiB)); });
+  EXPECT_NE(text.find("Private pools (CUDA graphs, torch.cuda.MemPool) have 70.00 MiB of it, 40.00 "
+                      "MiB of which is allocated."),
+            std::string::npos)
+      << text;
+  allocator_.free(used);
+  allocator_.release_pool(0, kPool);
+}
+
+TEST_F(PoolsInNeed, AReleasedPoolsMemoryIsReturnedBeforeOutOfMemory) {
+  allocator_.free(allocate_in(kPool, 60 * kMiB));
+  std::byte* data = allocate(60 * kMiB);
+  EXPECT_EQ(segments_of(kPool), 0U);
+  allocator_.free(data);
+}
+
+TEST_F(PoolsInNeed, ServeTheDefaultPoolOnlyWhereTheyMay) {
+  allocator_.retain_pool(0, kPool);
+  allocator_.retain_pool(0, kOther);
+  allocator_.set_use_on_oom(0, kOther, true);
+  std::byte* first = allocate_in(kPool, 40 * kMiB);
+  std::byte* second = allocate_in(kOther, 40 * kMiB);
+  allocator_.free(first);
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(30 * kMiB)); }));
+  allocator_.free(second);
+  std::byte* served = allocate(30 * kMiB);
+  EXPECT_EQ(served, second);
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kPool, 60 * kMiB)); }));
+  allocator_.end_allocate_to_pool(0, kPool);
+  allocator_.release_pool(0, kPool);
+  allocator_.free(served);
+  EXPECT_EQ(allocate_in(kOther, 20 * kMiB), second);
+  allocator_.free(second);
+  allocator_.set_use_on_oom(0, kOther, false);
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(30 * kMiB)); }));
+  allocator_.release_pool(0, kPool);
+  allocator_.release_pool(0, kOther);
+}
+
+TEST_F(PoolsInNeed, AReleasedPoolDoesNotServe) {
+  allocator_.retain_pool(0, kPool);
+  allocator_.set_use_on_oom(0, kPool, true);
+  std::byte* kept = allocate_in(kPool, 40 * kMiB);
+  allocator_.release_pool(0, kPool);
+  std::byte* rest = allocate(30 * kMiB);
+  allocator_.free(kept);
+  std::byte* data = allocate(40 * kMiB);
+  EXPECT_EQ(pool_of(data), PoolId{});
+  allocator_.free(data);
+  allocator_.free(rest);
+}
+
+// ---- several devices ----------------------------------------------------------------------------
+
+class PoolsOnDevices : public Pools {
+ protected:
+  PoolsOnDevices() : Pools(4, 512) {}
+};
+
+TEST_F(PoolsOnDevices, AreOneForEachDevice) {
+  begin(kPool, 0);
+  std::byte* here = allocate(4096, {0, nullptr});
+  std::byte* there = allocate(4096, {2, nullptr});
+  EXPECT_EQ(segments_of(kPool, 0), 1U);
+  EXPECT_EQ(segments_of(kPool, 2), 0U);
+  begin(kPool, 2);
+  std::byte* inside = allocate(4096, {2, nullptr});
+  EXPECT_EQ(segments_of(kPool, 2), 1U);
+  EXPECT_EQ(allocator_.pool_use_count(2, kPool), 1);
+  EXPECT_EQ(allocator_.pool_use_count(3, kPool), 0);
+  EXPECT_EQ(allocator_.snapshot(-1, kPool).size(), 2U);
+  end_and_release(kPool, 0);
+  std::byte* still = allocate(4096, {2, nullptr});
+  EXPECT_EQ(allocator_.pool_live_allocations(2, kPool).size(), 2U);
+  end_and_release(kPool, 2);
+  for (std::byte* data : {here, there, inside, still}) allocator_.free(data);
+  for (int device = 0; device < 4; ++device) allocator_.empty_cache(device, kPool);
+  EXPECT_TRUE(allocator_.snapshot(-1, kPool).empty());
+}
+
+}  // namespace
+}  // namespace limbo::testing
