@@ -15,6 +15,7 @@ namespace limbo {
 
 struct Forwarder {
   std::uint32_t lease_number = 0;
+  Incarnation incarnation;  // of its process, which may have a newer lease by now
   std::shared_ptr<LeaseTimelines> timelines;
   OwnedFd pidfd;
   OwnedFd life_line;  // the far end

@@ -84,6 +84,16 @@ std::vector<std::shared_ptr<ProducerLink>> Links::all() {
   return links;
 }
 
+bool Links::has_sent_on(const Incarnation& producer, std::uint32_t lease_number) {
+  const std::lock_guard lock(mutex_);
+  const std::pair lease(producer, lease_number);
+  return std::find(sent_on_.begin(), sent_on_.end(), lease) != sent_on_.end() ||
+         std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+           return entry.link && entry.link->has_sent_on() && entry.producer == producer &&
+                  entry.link->lease_number() == lease_number;
+         });
+}
+
 void Links::tell_context_lost() noexcept {
   try {
     for (const auto& link : all()) link->tell_context_lost();
@@ -116,6 +126,7 @@ void Links::forget(std::shared_ptr<ProducerLink> link) {
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [&](const Entry& entry) { return entry.link == link; });
+    if (link->has_sent_on()) sent_on_.emplace_back(link->producer(), link->lease_number());
   }
   reaper_.post([this, link = std::move(link)]() mutable {
     link->unwatch(reaper_);

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "ipc/holdings.h"
@@ -29,6 +30,9 @@ class Links {
   // Forgets a link that cannot be used any more. The caller has seen that nothing of it is held,
   // landing or mapped. Its tables are unmapped on the unmapper, which may wait for kernels.
   void forget(std::shared_ptr<ProducerLink> link);
+
+  // Whether this process has sent on by that lease, also when the link is forgotten.
+  [[nodiscard]] bool has_sent_on(const Incarnation& producer, std::uint32_t lease_number);
 
   // This process's GPU context is lost: lets everybody pass who waits for its work, and tells the
   // owners. Whoever notices a loss says it to all of them.
@@ -63,6 +67,7 @@ class Links {
   std::mutex mutex_;  // guards entries_; nothing is called under it
   std::condition_variable connected_;
   std::vector<Entry> entries_;
+  std::vector<std::pair<Incarnation, std::uint32_t>> sent_on_;  // leases of forgotten links
   bool left_ = false;
 };
 

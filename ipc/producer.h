@@ -143,7 +143,7 @@ class Producer : public Lender {
   [[nodiscard]] protocol::ClaimTarget forward(std::uint32_t lease_number,
                                               const ForwardRequest& request, int pidfd,
                                               int life_line, std::uint32_t life_line_flags);
-  // Withdraws what was forwarded for this lease; nothing else.
+  // Withdraws what was forwarded for the process of this lease; nothing else.
   void take_back(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
   // What a third process needs to wait for a forwarder. On the reaper; no device call. Throws kGone
   // when no lease of this number has forwarded anything that is not over.

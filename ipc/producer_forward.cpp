@@ -110,6 +110,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     forwarders.splice(forwarders.end(), spare);
     forwarder = &forwarders.back();
     forwarder->lease_number = lease_number;
+    forwarder->incarnation = lease->peer().incarnation;
     forwarder->timelines = lease->timelines();
   } else if (forwarder->named == 0) {
     forwarder->pidfd = std::move(spare.front().pidfd);
@@ -175,8 +176,12 @@ void Producer::take_back(std::uint32_t lease_number, std::uint32_t export_index,
   Impl::Hold hold(impl);
   if (export_index >= impl.exports.slots_touched()) return;
   const ExportRecord& record = impl.exports.record(export_index);
-  const bool its_own = record.in_use && record.forwarder != nullptr &&
-                       record.forwarder->lease_number == lease_number;
+  if (!record.in_use || record.forwarder == nullptr) return;
+  // Whoever has lost its connection says it over the next one.
+  const Lease* lease = impl.find_lease(lease_number);
+  const bool its_own =
+      record.forwarder->lease_number == lease_number ||
+      (lease != nullptr && lease->peer().incarnation == record.forwarder->incarnation);
   if (!its_own) return;
   if (!impl.exports.drain(export_index, generation, protocol::EndReason::kWithdrawn)) return;
   impl.run_pass(protocol::Look::kChanged);

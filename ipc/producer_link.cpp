@@ -138,12 +138,12 @@ void ProducerLink::ring_half_full() noexcept {
   }
 }
 
-void ProducerLink::take_back(std::uint32_t export_index, std::uint64_t generation) noexcept {
+bool ProducerLink::take_back(std::uint32_t export_index, std::uint64_t generation) noexcept {
   LIMBO_FAIL_POINT("sendon.before_take_back");
   try {
-    (void)socket_.send(encode(TakeBack{export_index, generation}));
+    return socket_.send(encode(TakeBack{export_index, generation}));
   } catch (const std::exception&) {
-    // No memory for a message: it ends by its time limit.
+    return false;  // no memory for a message
   }
 }
 
@@ -199,7 +199,7 @@ void ProducerLink::take(Packet&& packet) {
   if (Forwarded made; type == MessageType::kForwarded && decode(packet.bytes, made)) {
     // Whoever asked has given up: nobody will send it.
     if (!requests_.answered(made.request, std::move(packet))) {
-      take_back(made.export_index, made.generation);
+      (void)take_back(made.export_index, made.generation);  // else it ends by its time limit
     }
   } else if (GivenTimelines given; type == MessageType::kTimelines && decode(packet.bytes, given)) {
     (void)requests_.answered(given.request, std::move(packet));

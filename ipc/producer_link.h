@@ -86,6 +86,9 @@ class ProducerLink {
   // kNoChannel, kProducerExited.
   [[nodiscard]] ExportTicket forward(const ForwardRequest& request, const ExportTicket& held);
 
+  // Whether it ever was; and the messages then made name this lease.
+  [[nodiscard]] bool has_sent_on() const noexcept { return has_sent_on_.load(); }
+
   // Messages to the producer; one that cannot be sent is dropped (the producer is dead, or so far
   // behind that it notes everything anyway).
   void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
@@ -93,8 +96,8 @@ class ProducerLink {
   // This process's GPU context is lost: lets everybody pass who waits for its work, as often as it is
   // called; the producer is told once.
   void tell_context_lost() noexcept;
-  // What was forwarded for this process will not be sent.
-  void take_back(std::uint32_t export_index, std::uint64_t generation) noexcept;
+  // What was forwarded for this process will not be sent. False: this could not be said.
+  bool take_back(std::uint32_t export_index, std::uint64_t generation) noexcept;
 
   // The process ends: no new claims are made. Where nothing is held, landing or mapped, the lease is
   // given back.
@@ -145,6 +148,7 @@ class ProducerLink {
   std::atomic<bool> gone_{false};
   std::atomic<bool> lost_{false};  // the connection is closed
   std::atomic<bool> told_context_lost_{false};
+  std::atomic<bool> has_sent_on_{false};
 
   // Of the reaper alone:
   OwnedFd watched_pidfd_;

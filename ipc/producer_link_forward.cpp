@@ -82,6 +82,7 @@ ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTi
         "send it on", [&](std::uint64_t number) { return encode(message_of(request, number)); });
     Forwarded made;
     if (type_of(answer) == MessageType::kForwarded && decode(answer.bytes, made)) {
+      has_sent_on_.store(true);
       ExportTicket ticket = held;
       ticket.export_index = made.export_index;
       ticket.generation = made.generation;
@@ -96,7 +97,7 @@ ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTi
       try {
         LIMBO_FAIL_POINT("sendon.after_answer");
       } catch (...) {
-        take_back(made.export_index, made.generation);
+        (void)take_back(made.export_index, made.generation);
         throw;
       }
       return ticket;

@@ -18,6 +18,8 @@ namespace {
 using Clock = ServiceThread::Clock;
 
 constexpr std::chrono::milliseconds kDrainStep{1};
+// For a connection that takes no more just now.
+constexpr std::chrono::milliseconds kTakeBackAgain{1};
 
 // Whether memory that cannot be sent on by one message may be sent on by another that it came by.
 bool is_about_one_message(ErrorCode code) {
@@ -70,7 +72,11 @@ Bytes SharingService::share(const void* data, std::size_t size_bytes, const Shar
   try {
     return encode_descriptor(descriptor);
   } catch (...) {
-    take_back(descriptor);
+    try {
+      take_back(descriptor);
+    } catch (const Error&) {
+      // It ends by its time limit.
+    }
     throw;
   }
 }
@@ -129,11 +135,23 @@ void SharingService::take_back(const Descriptor& descriptor) {
     }
     return;
   }
-  for (const auto& link : engine().links.all()) {
-    if (link->producer() == descriptor.producer && link->usable()) {
-      link->take_back(ticket.export_index, ticket.generation);
+  const Clock::time_point until = Clock::now() + kAnswerDeadline;
+  for (bool reachable = true; reachable && Clock::now() < until;) {
+    reachable = false;
+    for (const auto& link : engine().links.all()) {
+      if (link->producer() != descriptor.producer) continue;
+      if (link->producer_has_ended()) return;  // and the message with it
+      if (!link->usable()) continue;           // its connection is closed; there may be a newer one
+      if (link->take_back(ticket.export_index, ticket.generation)) return;
+      reachable = true;
     }
+    if (reachable) std::this_thread::sleep_for(kTakeBackAgain);
   }
+  throw Error(
+      ErrorCode::kNoChannel,
+      "The owner of the memory cannot be told that a message which this process has sent on "
+      "is taken back: the connection to it is closed, or takes nothing more.",
+      "Receive anything from it, which connects anew, and withdraw again.");
 }
 
 Received SharingService::receive(ByteSpan bytes, const ReceiveOptions& options) {
@@ -172,11 +190,9 @@ bool SharingService::is_of_this_process(const Descriptor& descriptor) {
   if (descriptor.producer == owned_incarnation_) {
     return forwarder == 0 && lending_.load(std::memory_order_acquire) != nullptr;
   }
-  if (forwarder == 0 || engine_.load(std::memory_order_acquire) == nullptr) return false;
-  const auto links = engine().links.all();
-  return std::any_of(links.begin(), links.end(), [&](const auto& link) {
-    return link->producer() == descriptor.producer && link->lease_number() + 1 == forwarder;
-  });
+  Engine* with = engine_.load(std::memory_order_acquire);
+  return forwarder != 0 && with != nullptr &&
+         with->links.has_sent_on(descriptor.producer, forwarder - 1);
 }
 
 bool SharingService::collect() {

@@ -183,8 +183,9 @@ class Sharing {
   [[nodiscard]] virtual Bytes peek_extra(ByteSpan descriptor) = 0;
 
   // Takes a message of this process back, also one by which it has sent memory on: who has not
-  // claimed it gets kWithdrawn, holders keep it. Throws kBadArgument for another process's, and for
-  // one that was sent on when nothing is left of the connection with its owner.
+  // claimed it gets kWithdrawn, holders keep it. Throws kBadArgument for another process's; kNoChannel
+  // when the owner of what was sent on cannot be told, after at most a second: where it lives, the
+  // message can still be opened.
   virtual void withdraw(ByteSpan descriptor) = 0;
 
   // Unpins what is over. Never blocks. True when anything came back here.
