@@ -196,7 +196,8 @@ def receive(
 
 def withdraw(data: bytes | bytearray | memoryview) -> None:
     """Take a message of this process back: who has not opened it gets ``withdrawn``; holders keep
-    what they have. Errors: ``bad_descriptor``, ``bad_argument`` (a message of another process)."""
+    what they have. Errors: ``bad_descriptor``, ``bad_argument`` (a message of another process),
+    ``no_channel`` (sent on, and its owner cannot be told)."""
     _library.load()
     with limbo_errors():
         torch.ops.limbo.withdraw(reductions.tensor_of(data))
