@@ -125,6 +125,74 @@ def test_random_operations_in_many_threads() -> None:
     check_statistics()
 
 
+def mixed_operator(choose: random.Random) -> torch.Tensor:
+    """One operator of many kinds, empty operands among them."""
+    rows, columns = choose.choice([0, 1, 7, 64, 300]), choose.choice([1, 33, 256])
+    x = torch.randn(rows, columns, device="cuda")
+    work: Any = choose.choice(
+        [
+            lambda: x @ x.T,
+            lambda: torch.softmax(x, dim=-1),
+            lambda: torch.cat([x, x[: rows // 2]]),
+            lambda: x.sort(dim=-1).values,
+            lambda: x.cumsum(0),
+            lambda: x[x > 0],
+            lambda: x.to(torch.float16).float(),
+            lambda: torch.nn.functional.layer_norm(x, (columns,)),
+            lambda: torch.nonzero(x > 1).float(),
+            lambda: torch.stack([x, x]).mean(0),
+            lambda: x.unique(),
+            lambda: x.reshape(-1).repeat(3),
+        ]
+    )
+    result: torch.Tensor = work()
+    return result
+
+
+def test_every_free_has_what_its_allocation_had() -> None:
+    """A thousand mixed operators: address, size and stream of a free are its allocation's."""
+    choose = random.Random(11)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    torch.cuda.memory._record_memory_history(
+        "all", context=None, max_entries=1_000_000, clear_history=True
+    )
+    try:
+        kept: list[torch.Tensor] = []
+        for _ in range(1000):
+            with torch.cuda.stream(choose.choice(streams)):
+                kept.append(mixed_operator(choose))
+            if len(kept) > 20:
+                kept.pop(choose.randrange(len(kept)))
+        kept.clear()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        snapshot = torch.cuda.memory._snapshot()
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    live: dict[int, tuple[int, int]] = {}
+    asked_back: dict[int, tuple[int, int]] = {}
+    before = 0  # blocks that were allocated before anything was noted
+    for entry in snapshot["device_traces"][0]:
+        if entry["action"] not in ("alloc", "free_requested", "free_completed"):
+            continue
+        what = (entry["size"], entry["stream"])
+        address = entry["addr"]
+        assert entry["size"] > 0
+        if entry["action"] == "alloc":
+            assert address not in live
+            live[address] = what
+        elif entry["action"] == "free_requested":
+            if address not in live:
+                before += 1
+            else:
+                assert live.pop(address) == what
+                asked_back[address] = what
+        elif address in asked_back:
+            assert asked_back.pop(address) == what
+    assert before < 10
+    assert not asked_back, "every free was completed"
+
+
 def test_cudnn_tries_its_algorithms() -> None:
     """Benchmark mode asks how much memory there is (cacheInfo) and takes large workspaces."""
     torch.manual_seed(0)
