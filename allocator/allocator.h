@@ -90,6 +90,10 @@ class OutOfMemory : public std::exception {
   DeviceStats stats;
   std::size_t limit_bytes;  // 0: none
   std::string holders;      // who holds lent memory; empty if nobody
+  // What the request comes to: rounded, and as a segment of its own. 0 for one that no device can
+  // have (2^60 bytes and more).
+  std::size_t size_bytes = 0;
+  std::size_t segment_bytes = 0;
 
  private:
   std::string text_;

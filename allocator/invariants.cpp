@@ -26,6 +26,8 @@ struct Sums {
       inactive_bytes{}, requested{}, segments{}, reserved{};
   std::int64_t limbo_blocks = 0;
   std::int64_t limbo_bytes = 0;
+  std::int64_t oversize_blocks = 0;
+  std::int64_t oversize_segments = 0;
 };
 
 void count(std::array<std::int64_t, 3>& sum, bool large, std::size_t by) {
@@ -85,6 +87,12 @@ class Check {
     compare("requested_bytes", stats.requested_bytes, sums_.requested);
     compare("segment", stats.segment, sums_.segments);
     compare("reserved_bytes", stats.reserved_bytes, sums_.reserved);
+    if (stats.oversize_allocations.current != sums_.oversize_blocks ||
+        stats.oversize_segments.current != sums_.oversize_segments) {
+      broken("statistics say ", stats.oversize_allocations.current, " oversize blocks in ",
+             stats.oversize_segments.current, " oversize segments, segments ",
+             sums_.oversize_blocks, " in ", sums_.oversize_segments);
+    }
     if (stats.limbo_blocks != sums_.limbo_blocks || stats.limbo_bytes != sums_.limbo_bytes) {
       broken("statistics say ", stats.limbo_blocks, " blocks in limbo, segments ",
              sums_.limbo_blocks);
@@ -96,6 +104,7 @@ class Check {
     count(sums_.segments, segment.large, 1);
     count(sums_.reserved, segment.large, segment.size_bytes);
     ++segments_of_[segment.pool.get()];
+    if (segment.oversize) ++sums_.oversize_segments;
     const std::byte* expected = segment.base;
     const Block* previous = nullptr;
     std::size_t out = 0;
@@ -166,11 +175,18 @@ class Check {
     if (of_private_pool && (pins != 0 || state == BlockState::kCached)) {
       broken("a block of a private pool is pinned or cached");
     }
+    if (block.oversize && state != BlockState::kAllocated) broken("a freed block is oversize");
+    if (block.oversize) ++sums_.oversize_blocks;
+    const bool noted = block.oversize || block.context != nullptr;
+    if (state == BlockState::kAllocated && noted && (word & block_word::kNoted) == 0) {
+      broken("a block with notes could be freed into a cache");
+    }
     if (pins != 0 && state != BlockState::kLimbo && state != BlockState::kAllocated) {
       broken("a free block is pinned");
     }
     if (state == BlockState::kFree || state == BlockState::kCached) {
       if (block.note != nullptr) broken("a free block has a lender's note");
+      if (block.context != nullptr) broken("a free block keeps a context");
       if (block.waits != 0 || block.users != nullptr) broken("a free block waits for events");
       if (part) {
         count(sums_.inactive, segment.large, 1);

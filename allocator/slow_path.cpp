@@ -252,8 +252,13 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
     at.trace.record(TraceAction::kOutOfMemory, info.free_bytes, request.size_bytes,
                     request.stream.handle, pool_of(at, request).id, TraceCall::context());
   }
-  throw OutOfMemory(at.device, request.requested_bytes, info, stats(at), limit_bytes,
-                    std::move(holders));
+  OutOfMemory failure(at.device, request.requested_bytes, info, stats(at), limit_bytes,
+                      std::move(holders));
+  if (request.requested_bytes < sizes::kExabyte) {
+    failure.size_bytes = request.size_bytes;
+    failure.segment_bytes = sizes::segment_size(request.size_bytes);
+  }
+  throw failure;
 }
 
 }  // namespace limbo

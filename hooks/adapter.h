@@ -80,23 +80,28 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest_bytes) override;
-  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t pool,
-                                                         bool include_traces) override;
   std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
       c10::DeviceIndex device) override;
-  void attachOutOfMemoryObserver(
-      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
-  void setUserMetadata(const std::string& metadata) override;
-  std::string getUserMetadata() override;
 
-  // ---- CUDAAllocator: history, pools, checkpoints (adapter_later.cpp) ---------------------------
-  bool isHistoryEnabled() override { return false; }
+  // ---- CUDAAllocator: history, snapshots (adapter_history.cpp) ----------------------------------
+  bool isHistoryEnabled() override;
   void recordHistory(bool enabled,
                      c10::cuda::CUDACachingAllocator::CreateContextFn context_recorder,
                      std::size_t max_entries, c10::cuda::CUDACachingAllocator::RecordContext when,
                      bool clear_history, const std::vector<std::string>& skip_actions) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& notes) override;
+  void pushCompileContext(std::string& context) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
   void attachAllocatorTraceTracker(
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
+  void attachOutOfMemoryObserver(
+      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
+  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t pool,
+                                                         bool include_traces) override;
+
+  // ---- CUDAAllocator: pools, checkpoints (adapter_later.cpp) ------------------------------------
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;

@@ -1,4 +1,4 @@
-// What the interface has and this version has not: history, private pools (CUDA graphs, MemPool),
+// What the interface has and this version has not: private pools (CUDA graphs, MemPool),
 // checkpoints. README.md lists it; every entry raises the same clear error. Pools that torch made
 // before Limbo was installed are released where they were made: their destructors may not throw.
 #include "hooks/adapter.h"
@@ -7,19 +7,6 @@
 namespace limbo {
 
 namespace torch_cuda = c10::cuda::CUDACachingAllocator;
-
-void Adapter::recordHistory(bool enabled, torch_cuda::CreateContextFn /*context_recorder*/,
-                            std::size_t /*max_entries*/, torch_cuda::RecordContext when,
-                            bool /*clear_history*/,
-                            const std::vector<std::string>& /*skip_actions*/) {
-  // Switching it off is what is the case anyway.
-  if (!enabled || when == torch_cuda::RecordContext::NEVER) return;
-  throw_not_available_yet("Recording the memory history (recordHistory)");
-}
-
-void Adapter::attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker /*tracker*/) {
-  throw_not_available_yet("Tracking segments (attachAllocatorTraceTracker)");
-}
 
 torch_cuda::CUDAAllocator* Adapter::owner_of_pool(c10::DeviceIndex device,
                                                   c10::MempoolId_t pool) const {

@@ -1,15 +1,12 @@
-// Statistics, limits, snapshots.
+// Statistics, limits.
 #include <c10/core/AllocatorConfig.h>
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "hooks/adapter.h"
 #include "hooks/error_text.h"
-#include "hooks/out_of_memory.h"
 #include "hooks/process.h"
 
 namespace limbo {
@@ -56,6 +53,8 @@ c10::CachingDeviceAllocator::DeviceStats to_torch(const DeviceStats& stats) {
   result.active_bytes = to_torch(stats.active_bytes);
   result.inactive_split_bytes = to_torch(stats.inactive_split_bytes);
   result.requested_bytes = to_torch(stats.requested_bytes);
+  result.oversize_allocations = to_torch(stats.oversize_allocations);
+  result.oversize_segments = to_torch(stats.oversize_segments);
   result.num_alloc_retries = stats.num_alloc_retries;
   result.num_ooms = stats.num_ooms;
   result.num_sync_all_streams = stats.num_sync_all_streams;
@@ -63,43 +62,6 @@ c10::CachingDeviceAllocator::DeviceStats to_torch(const DeviceStats& stats) {
   result.num_device_free = stats.num_device_free;
   result.max_split_size = static_cast<std::int64_t>(AcceleratorAllocatorConfig::max_split_size());
   return result;
-}
-
-c10::CachingDeviceAllocator::SegmentInfo to_torch(const SegmentView& segment) {
-  c10::CachingDeviceAllocator::SegmentInfo result;
-  result.device = static_cast<c10::DeviceIndex>(segment.stream.device);
-  result.address = std::bit_cast<std::size_t>(segment.base);
-  result.total_size = segment.size_bytes;
-  result.requested_size = segment.requested_bytes;
-  result.allocated_size = segment.allocated_bytes;
-  result.active_size = segment.active_bytes;
-  result.stream = segment.stream.handle;
-  result.is_large = segment.large;
-  result.blocks.reserve(segment.blocks.size());
-  for (const SegmentView::BlockState& block : segment.blocks) {
-    c10::CachingDeviceAllocator::BlockInfo info;
-    info.size = block.size_bytes;
-    info.requested_size = block.requested_bytes;
-    info.allocated = block.allocated;
-    info.active = block.active;
-    result.blocks.push_back(info);
-  }
-  return result;
-}
-
-torch_cuda::AllocatorConfigInfo settings() {
-  using torch_cuda::CUDAAllocatorConfig;
-  torch_cuda::AllocatorConfigInfo info{};
-  info.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
-  info.max_split_size = AcceleratorAllocatorConfig::max_split_size();
-  info.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
-  info.expandable_segments = false;  // there is no provider for them yet, whatever was asked for
-  info.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
-  info.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
-  info.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
-  info.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
-  info.roundup_power2_divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
-  return info;
 }
 
 }  // namespace
@@ -163,46 +125,9 @@ void Adapter::cacheInfo(c10::DeviceIndex device, std::size_t* largest_bytes) {
   *largest_bytes = std::max(*largest_bytes, cached);
 }
 
-torch_cuda::SnapshotInfo Adapter::snapshot(c10::MempoolId_t pool, bool /*include_traces*/) {
-  torch_cuda::SnapshotInfo result;
-  result.config_metadata = settings();
-  for_torch([&] {
-    auto& allocator = allocator_in_use();
-    // No history is kept yet: one empty trace per device.
-    result.device_traces.resize(static_cast<std::size_t>(allocator.device().device_count()));
-    // There are no private pools yet, so all segments belong to the default one.
-    if (pool != c10::MempoolId_t{0, 0}) return;
-    std::vector<SegmentView> segments = allocator.snapshot();
-    std::sort(segments.begin(), segments.end(),
-              [](const SegmentView& a, const SegmentView& b) { return a.base < b.base; });
-    result.segments.reserve(segments.size());
-    for (const SegmentView& segment : segments) result.segments.push_back(to_torch(segment));
-  });
-  return result;
-}
-
 std::vector<torch_cuda::StreamSegmentSize> Adapter::getExpandableSegmentSizes(
     c10::DeviceIndex /*device*/) {
   return {};  // there are none
-}
-
-void Adapter::attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) {
-  add_out_of_memory_observer(std::move(observer));
-}
-
-namespace {
-std::string& thread_metadata() {
-  static thread_local std::string metadata;
-  return metadata;
-}
-}  // namespace
-
-void Adapter::setUserMetadata(const std::string& metadata) {
-  thread_metadata() = metadata;
-}
-
-std::string Adapter::getUserMetadata() {
-  return thread_metadata();
 }
 
 }  // namespace limbo

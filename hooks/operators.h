@@ -47,6 +47,8 @@ namespace limbo {
 //   sim_set_stream   Makes `stream` (0: the default one) the calling thread's current stream of
 //                    `device`; returns the one before.
 //   sim_current_stream, sim_synchronize
+//   sim_record_history  As torch.cuda.memory._record_memory_history, with Python's stacks at the
+//                    contexts "none", "state", "alloc" or "all"; nothing: off.
 inline constexpr const char* kOperatorSchemas[] = {
     "share(Tensor t, int consumers=1, float? ttl_s=None, int kind=0) -> Tensor",
     "receive(Tensor bytes, int device=-1) -> Tensor",
@@ -69,6 +71,7 @@ inline constexpr const char* kOperatorSchemas[] = {
     "sim_set_stream(int stream, int device=0) -> int",
     "sim_current_stream(int device=0) -> int",
     "sim_synchronize(int device=0) -> ()",
+    "sim_record_history(str? contexts, int max_entries=100000) -> ()",
 };
 
 // Registers all of them, once. False when somebody else has registered the namespace "limbo":

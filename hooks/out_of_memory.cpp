@@ -36,7 +36,7 @@ void add_out_of_memory_observer(Observer observer) {
 
 void throw_out_of_memory(const OutOfMemory& error) {
   c10::reportOutOfMemoryToProfiler(
-      static_cast<std::int64_t>(error.requested_bytes), current_of(error.stats.allocated_bytes),
+      static_cast<std::int64_t>(error.size_bytes), current_of(error.stats.allocated_bytes),
       current_of(error.stats.reserved_bytes),
       c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(error.device)));
   std::vector<Observer> called;
@@ -47,7 +47,8 @@ void throw_out_of_memory(const OutOfMemory& error) {
   }
   const std::size_t room = error.limit_bytes != 0 ? error.limit_bytes : error.info.total_bytes;
   for (const Observer& observer : called) {
-    observer(error.device, error.requested_bytes, room, error.info.free_bytes);
+    // What the driver was asked for, as torch's own allocator says it.
+    observer(error.device, error.segment_bytes, room, error.info.free_bytes);
   }
   C10_THROW_ERROR(OutOfMemoryError, error.what());
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "hooks/callbacks.h"
+#include "hooks/history.h"
 #include "hooks/settings.h"
 #include "ipc/fork_guard.h"
 
@@ -17,6 +18,7 @@ Allocator& made_allocator() {
   static Allocator& made = []() -> Allocator& {
     Allocator& allocator = process_allocator();
     follow_settings(allocator);
+    start_history(allocator);
     allocator.add_free_memory_callback(run_free_memory_callbacks);
     used.store(true, std::memory_order_relaxed);
     return allocator;

@@ -16,6 +16,7 @@
 #include "hooks/error_text.h"
 #include "hooks/operator_schema.h"
 #include "hooks/process.h"
+#include "hooks/sim_history.h"
 
 namespace limbo {
 namespace {
@@ -198,6 +199,7 @@ void register_simulated_operators(torch::Library& library) {
   library.def(schema_of("sim_set_stream"), &ForTorch<&sim_set_stream>::call);
   library.def(schema_of("sim_current_stream"), &ForTorch<&sim_current_stream>::call);
   library.def(schema_of("sim_synchronize"), &ForTorch<&sim_synchronize>::call);
+  library.def(schema_of("sim_record_history"), &ForTorch<&sim_record_history>::call);
 }
 
 }  // namespace limbo

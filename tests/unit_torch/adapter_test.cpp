@@ -190,6 +190,13 @@ TEST_F(AdapterTest, OutOfMemoryIsTorchsAndObserversHear) {
   EXPECT_EQ(text_of(std::numeric_limits<std::size_t>::max()),
             "CUDA out of memory. Tried to allocate more than 1EB memory.");
   EXPECT_EQ(adapter().getDeviceStats(0).num_ooms, 1);
+  // A small request fails for want of a segment; under a fraction, that is what there is.
+  adapter().setMemoryFraction(0, 0);
+  expect_starts_with(text_of(1000), "CUDA out of memory. Tried to allocate 1000 bytes. GPU 0 has");
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(heard_bytes, 2 * kMiB);
+  EXPECT_EQ(heard_total, 1U);
+  adapter().setMemoryFraction(1, 0);
   void* data = adapter().raw_alloc(kMiB);
   EXPECT_NE(data, nullptr);
   adapter().raw_delete(data);
@@ -342,24 +349,43 @@ TEST_F(AdapterTest, MetadataBelongsToTheThread) {
 class Profile final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* /*data*/, std::int64_t change, std::size_t allocated,
-                         std::size_t /*reserved*/, c10::Device /*device*/) override {
+                         std::size_t reserved_now, c10::Device /*device*/) override {
     changes.push_back(change);
+    totals.push_back(allocated);
+    reserved.push_back(reserved_now);
+  }
+  void reportOutOfMemory(std::int64_t size, std::size_t allocated, std::size_t /*reserved*/,
+                         c10::Device /*device*/) override {
+    failures.push_back(size);
     totals.push_back(allocated);
   }
   bool memoryProfilingEnabled() const override { return true; }
   std::vector<std::int64_t> changes;
   std::vector<std::size_t> totals;
+  std::vector<std::size_t> reserved;
+  std::vector<std::int64_t> failures;
 };
 
 TEST_F(AdapterTest, TheProfilerIsTold) {
   const auto profile = std::make_shared<Profile>();
   {
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, profile);
-    adapter().raw_delete(adapter().raw_alloc(1000));
+    void* first = adapter().raw_alloc(1000);
+    adapter().raw_delete(adapter().raw_alloc(3 * kMiB));
+    adapter().raw_delete(adapter().raw_alloc(3 * kMiB));  // a hit
+    EXPECT_THROW((void)adapter().raw_alloc(std::size_t{1} << 50U), c10::OutOfMemoryError);
+    adapter().raw_delete(first);
   }
   adapter().raw_delete(adapter().raw_alloc(1000));
-  EXPECT_EQ(profile->changes, (std::vector<std::int64_t>{1024, -1024}));
-  EXPECT_EQ(profile->totals, (std::vector<std::size_t>{1024, 0}));
+  constexpr std::int64_t kThreeMiB = 3 * static_cast<std::int64_t>(kMiB);
+  EXPECT_EQ(profile->changes,
+            (std::vector<std::int64_t>{1024, kThreeMiB, -kThreeMiB, kThreeMiB, -kThreeMiB, -1024}));
+  EXPECT_EQ(profile->totals, (std::vector<std::size_t>{1024, 1024 + 3 * kMiB, 1024, 1024 + 3 * kMiB,
+                                                       1024, 1024, 0}));
+  EXPECT_EQ(profile->failures, std::vector<std::int64_t>{std::int64_t{1} << 50U});
+  EXPECT_EQ(profile->reserved.at(0), 2 * kMiB);
+  EXPECT_EQ(profile->reserved.at(1), 22 * kMiB);
+  EXPECT_EQ(profile->reserved.at(5), 2 * kMiB);  // the failure gave back what was unused
 }
 
 int callback_runs = 0;
@@ -403,8 +429,6 @@ TEST_F(AdapterTest, AMissCollectsOnce) {
 TEST_F(AdapterTest, WhatWaitsForALaterVersionSaysSo) {
   const c10::MempoolId_t pool{0, 1};
   const std::vector<std::function<void()>> later = {
-      [] { adapter().recordHistory(true, nullptr, 10, torch_cuda::RecordContext::ALL, false, {}); },
-      [] { adapter().attachAllocatorTraceTracker(nullptr); },
       [&] { adapter().beginAllocateToPool(0, pool, nullptr); },
       [&] { adapter().endAllocateToPool(0, pool); },
       [&] { adapter().releasePool(0, pool); },
@@ -422,11 +446,8 @@ TEST_F(AdapterTest, WhatWaitsForALaterVersionSaysSo) {
     EXPECT_NE(text.find("is not available yet in Limbo"), std::string::npos) << i << ": " << text;
   }
   // What ordinary programs call is no error.
-  EXPECT_FALSE(adapter().isHistoryEnabled());
-  adapter().recordHistory(false, nullptr, 0, torch_cuda::RecordContext::NEVER, true, {});
   EXPECT_TRUE(adapter().getExpandableSegmentSizes(0).empty());
   adapter().emptyCache(pool);
-  adapter().recordAnnotation({});
   EXPECT_EQ(adapter().name(), "limbo");
 }
 
