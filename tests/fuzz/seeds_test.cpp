@@ -49,9 +49,12 @@ TEST(Seeds, Handshake) {
 TEST(Seeds, ClaimRows) {
   replay("claim_rows");
 }
+TEST(Seeds, Allocator) {
+  replay("allocator");
+}
 
 TEST(Seeds, EveryTargetHasATest) {
-  EXPECT_EQ(targets().size(), 5U);
+  EXPECT_EQ(targets().size(), 6U);
 }
 
 }  // namespace

@@ -169,6 +169,52 @@ void claim_rows(const Folder& to) {
   to.put("withdrawn", join({2, 0, 0, 3, 0, 5, 7, 0, 6, 1, 0, 0, 4, 0, 5, 0}));
 }
 
+// Whether a tracker listens (1 of 4), then actions: allocate (0 size, stream; the streams are the
+// default and two others of each device), free (5 which), free wrongly (8 how), record (9 stream,
+// how, which, offset), hold a stream or release it (11 stream), capture or end (13 stream, mode),
+// pin (14 how, which, offset), unpin (16 which), drain (17), another thread (18 how, which, stream),
+// empty the cache (19 device), change a policy (20), a fault (21 kind, n-th), history (22), look (23),
+// a pool (24 which, what).
+void allocator(const Folder& to) {
+  to.put("blocks", join({0, 0, 3, 0, 0, 4, 1, 0, 8, 1, 5, 1, 0, 3, 0, 5, 0, 5, 0, 5, 0, 19, 0}));
+  to.put("sizes", join({0, 0, 0,  0, 0, 5,  0, 0, 6, 0, 0, 7, 0, 0, 8,  1, 0,  9,
+                        1, 0, 10, 3, 0, 11, 4, 5, 2, 0, 7, 0, 5, 0, 19, 0, 19, 1}));
+  to.put("wrong-frees", join({0, 0, 3, 0, 8, 0, 0, 8, 1, 0, 8, 2, 0, 7, 0, 0, 0, 5, 0}));
+  to.put("waiting-and-reuse",
+         join({0, 0, 8, 1, 11, 2, 9, 2, 2, 0, 1, 0, 0, 0, 5, 0, 8, 3, 0, 0, 8, 1, 11, 2, 0, 8, 1}));
+  to.put("waiting-at-empty-cache",
+         join({0, 0, 8, 1, 11, 2, 9, 2, 2, 0, 1, 0, 0, 0, 5, 0, 19, 0, 0, 8, 1}));
+  to.put("limbo", join({0, 0, 8, 0, 14, 2, 0, 9, 0, 0, 0, 5, 0, 8, 3, 0, 0, 8, 0, 16, 0, 17}));
+  to.put("limbo-recorded", join({0, 0, 8, 1, 14, 2, 0, 9,  0, 0,  0, 5, 0, 11, 2, 9,
+                                 2, 1, 0, 1, 0,  0, 0, 16, 0, 17, 0, 8, 1, 11, 2}));
+  to.put("pinned-often", join({0, 0, 3, 0,  14, 2,  0,  0, 0,  0, 0, 14, 0, 0, 14, 0,
+                               0, 5, 0, 16, 0,  17, 16, 0, 14, 1, 0, 16, 0, 0, 3,  0}));
+  to.put("captured", join({0, 0, 8, 1, 13, 2,  0, 9,  2, 2, 0, 1, 0, 0,  0,
+                           5, 0, 0, 8, 1,  19, 0, 13, 2, 0, 0, 9, 1, 19, 0}));
+  to.put("captured-home", join({0, 13, 1, 1, 0, 8, 1, 5, 0, 0, 8, 1, 13, 1, 5, 0}));
+  to.put("out-of-memory", join({0,  0, 12, 0, 0, 12, 1, 0,  12, 0, 0, 12, 1, 0,
+                                13, 0, 5,  1, 0, 12, 1, 20, 3,  0, 0, 12, 0}));
+  to.put("policies", join({0,  20, 0, 1, 1, 2,  0, 12, 0, 5, 0, 0,  11, 0, 0,  12, 0,
+                           20, 1,  0, 3, 0, 12, 0, 20, 1, 0, 0, 20, 2,  3, 19, 0}));
+  to.put("faults", join({0, 21, 0, 0,  0, 8, 0, 21, 1, 0, 0, 12, 0, 5, 0, 21, 2, 0,  19, 0,
+                         0, 9,  0, 21, 3, 0, 9, 2,  2, 0, 1, 0,  0, 0, 5, 0,  0, 12, 0}));
+  to.put("history", join({0, 22, 1, 9, 3, 1, 0,  0, 3,  0, 0, 8, 0, 5, 0, 22, 1,
+                          2, 1,  0, 4, 5, 0, 19, 0, 22, 0, 0, 0, 0, 0, 0, 3,  0}));
+  to.put("tracked", join({1, 0, 3, 0, 0, 12, 0, 0, 12, 4, 5, 1, 19, 0, 0, 13, 0, 18, 0, 0, 0}));
+  to.put("threads", join({0, 0, 3, 1, 18, 0, 0, 1, 18, 1, 0, 1, 0, 4, 1, 18, 2, 0, 4, 23, 0}));
+  to.put("numbers", join({0, 0, 8, 0, 23, 0, 23, 1, 0, 23, 2, 1, 23, 3, 0, 9, 0, 0, 0, 5, 0}));
+  to.put("pool", join({0, 24, 0, 0, 24, 0, 2, 0, 0,  8, 0, 0,  3, 1, 24, 0,
+                       4, 0,  8, 0, 19, 1, 5, 0, 24, 0, 1, 24, 0, 7, 19, 0}));
+  to.put("pool-of-a-provider", join({0, 24, 1,  0, 24, 1, 2, 0, 0, 11, 0, 24, 1, 4, 24,
+                                     1, 1,  14, 2, 0,  0, 0, 0, 0, 5,  0, 24, 1, 7}));
+  to.put("pool-in-need", join({1, 24, 0,  2, 0, 0, 12, 0, 0, 12, 0, 24, 0,  4, 24,
+                               0, 0,  24, 0, 5, 0, 5,  0, 0, 12, 0, 0,  12, 0}));
+  to.put("pools-nested", join({0, 24, 0, 2, 1, 1, 24, 1,  2, 0,  0, 8, 1,  24, 0, 6,  0, 8,
+                               1, 24, 1, 4, 0, 8, 1,  19, 1, 24, 0, 4, 24, 2,  6, 24, 3, 1}));
+  to.put("pool-of-a-captured-stream", join({0, 24, 0, 2, 1, 1, 13, 1, 0,  0, 8, 1,  9, 2, 2,  0, 1,
+                                            0, 0,  0, 5, 0, 0, 8,  1, 13, 1, 0, 24, 0, 4, 19, 0}));
+}
+
 }  // namespace
 }  // namespace limbo
 
@@ -184,6 +230,7 @@ int main(int argc, char** argv) {
     limbo::channel(limbo::Folder(folder / "channel"));
     limbo::handshake(limbo::Folder(folder / "handshake"));
     limbo::claim_rows(limbo::Folder(folder / "claim_rows"));
+    limbo::allocator(limbo::Folder(folder / "allocator"));
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "%s\n", failure.what());
     return 1;
