@@ -191,7 +191,9 @@ inline World::World(std::size_t kind) : tracked_(kind % 4 == 1) {
   for (const StreamRef stream : machine().streams) model_.lines.push_back({stream, {}, false, 0});
   for (int device = 0; device < kDevices; ++device) {
     for (std::uint64_t pool = 1; pool <= 2; ++pool) {
-      pools_.push_back({.device = device, .id = {0, pool}});
+      PlayedPool& made = pools_.emplace_back();
+      made.device = device;
+      made.id = {0, pool};
     }
   }
   allocator_->set_lender(&lender_);
