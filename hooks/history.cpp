@@ -176,7 +176,7 @@ TorchEntry to_torch(const TraceEntry& entry) {
           to_torch(entry.pool),
           static_cast<c10::approx_time_t>(entry.time),
           to_torch(entry.context),
-          entry.compile_context,
+          entry.compile_context.empty() ? "N/A" : entry.compile_context,  // torch's word for none
           entry.user_metadata};
 }
 

@@ -102,6 +102,7 @@ def test_a_snapshot_has_what_the_tools_read() -> None:
         assert set(entry) >= ENTRY_KEYS
         assert "addr" in entry
         assert "a_bit_of_work" in str(entry["frames"])
+        assert entry["compile_context"] == "N/A"
     del kept
 
 

@@ -211,7 +211,7 @@ TEST_F(HistoryTest, CompileContextsNestAndBelongToTheThread) {
   for (const Entry& entry : trace()) {
     if (entry.action_ == Entry::ALLOC) seen.push_back(entry.compile_context_);
   }
-  EXPECT_EQ(seen, (std::vector<std::string>{"outer", "inner", "", "outer", ""}));
+  EXPECT_EQ(seen, (std::vector<std::string>{"outer", "inner", "N/A", "outer", "N/A"}));
   for (void* data : kept) adapter().raw_delete(data);
 }
 
