@@ -219,23 +219,6 @@ std::size_t Allocator::limit_bytes(int device) const {
   return at.limit_bytes;
 }
 
-void Allocator::set_policy(const AllocationPolicy& policy) {
-  const auto check = [](bool good, const char* name, const char* range) {
-    if (good) return;
-    throw Error(ErrorCode::kBadArgument, std::string(name) + " is out of range.", range);
-  };
-  check(policy.max_split_size_bytes > sizes::kLargeSegment, "max_split_size_bytes",
-        "Use more than 20 MiB.");
-  check(policy.max_non_split_rounding_bytes >= sizes::kLargeSegment, "max_non_split_rounding_bytes",
-        "Use at least 20 MiB.");
-  check(policy.garbage_collection_threshold >= 0 && policy.garbage_collection_threshold < 1,
-        "garbage_collection_threshold", "Use 0 (off) or a number below 1.");
-  for (const auto& at : impl_->heaps) {
-    const std::lock_guard lock(at->mutex);
-    at->policy = policy;
-  }
-}
-
 void Allocator::driver_gone() noexcept {
   impl_->driver_is_gone.store(true);
 }

@@ -13,6 +13,7 @@
 // static destruction are accepted. Not usable in a fork child (the layers above check that).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -103,15 +104,26 @@ class OutOfMemory : public std::exception {
 // native allocator's.
 struct AllocationPolicy {
   // Free blocks of this size or more are not cut, and serve only requests that are as large. More
-  // than 20 MiB.
+  // than large_segment_bytes.
   std::size_t max_split_size_bytes = ~std::size_t{0};
   // How much larger than a request of max_split_size_bytes or more the block that serves it may be.
-  // At least 20 MiB.
+  // At least large_segment_bytes.
   std::size_t max_non_split_rounding_bytes = std::size_t{20} << 20;
   // Before new memory is taken while more than this part of the limit (of the device's memory where
   // there is none) is reserved, unused large segments are returned, the longest unused first, until
   // it is not. From 0 (never) to below 1.
   double garbage_collection_threshold = 0;
+  // The segments that blocks of more than 1 MiB and less than 10 MiB are cut from. A multiple of
+  // 2 MiB of more than 10 MiB.
+  std::size_t large_segment_bytes = std::size_t{20} << 20;
+  // Requests are rounded up to the next border of this many equal parts between two powers of two,
+  // so that sizes that differ little can be served by the same blocks. By size: the first is for
+  // requests below 2 MiB, the next for those below 4 MiB, and so on. Powers of two; 0 and 1: to a
+  // multiple of 512 bytes, as are requests of up to 512 bytes for each part.
+  std::array<std::size_t, 16> roundup_power2_divisions{};
+
+  // What a request of so many bytes (at least 1, below 2^60) is rounded up to.
+  [[nodiscard]] std::size_t block_size(std::size_t requested_bytes) const noexcept;
 };
 
 class Allocator {

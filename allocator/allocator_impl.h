@@ -1,6 +1,7 @@
 // What is behind Allocator. Only the allocator's own files include this.
 //
 // Where to find what: allocator.cpp (the ways in; hits), slow_path.cpp (misses, to out-of-memory),
+// policy.cpp (how requests are rounded),
 // frees.cpp (frees that the fast way leaves, wrong frees), pins.cpp (pins, limbo), waits.cpp
 // (record_stream and events), pieces.cpp (memory back to the driver), caches.cpp (threads' caches:
 // made, swept, ended), pools.cpp (private pools, routes), inspection.cpp (statistics, snapshots),
@@ -82,6 +83,11 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // Throws kBadArgument where the heap has no such pool. Heap lock held.
   [[nodiscard]] static std::shared_ptr<Pool> known_pool(DeviceHeap& at, PoolId id);
 
+  // ---- policy.cpp ----
+  [[nodiscard]] std::size_t segment_size(std::size_t block_bytes) const noexcept;
+  // The request's size as the policy rounds it.
+  [[nodiscard]] std::size_t rounded_size(const DeviceHeap& at, const Request& request) const;
+
   // ---- frees.cpp ----
   void free_slow(const void* data, Block* block, std::uint64_t word);
   [[noreturn]] void throw_wrong_free(const void* data);
@@ -106,6 +112,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // ---- pieces.cpp ----
   std::size_t return_pieces(DeviceHeap& at, const Pool* only = nullptr);
   bool return_piece(DeviceHeap& at, Segment& segment);
+  bool return_uncut(DeviceHeap& at, const Request& request);
   void collect_garbage(DeviceHeap& at);
   // Trackers hear of a piece before anybody can be handed a part of it, and before the driver gets
   // it back. Throws what they throw; then none of them has heard of it.
@@ -181,6 +188,10 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   const std::size_t thread_cache_limit_bytes;
   const std::chrono::milliseconds unmap_wait;
   const std::chrono::milliseconds collect_wait;
+
+  // What the policy says, for who holds no heap lock.
+  std::atomic<std::size_t> large_segment_bytes{sizes::kLargeSegment};
+  std::atomic<bool> rounds_requests{false};  // to more than a multiple of 512 bytes
 
   std::vector<ThreadCache*> caches;  // guarded by the registry lock
 

@@ -259,6 +259,18 @@ Segment* DeviceHeap::begin_return_oldest() {
   return oldest == nullptr ? nullptr : &take_out_of_lists(*oldest);
 }
 
+Segment* DeviceHeap::begin_return_uncut(StreamHandle stream, std::size_t wanted_bytes) {
+  Block* chosen = nullptr;
+  for (Block* block : default_pool->large) {  // of one stream by size, the smallest first
+    Segment& segment = *block->segment;
+    if (segment.stream.handle != stream || block->size_bytes < policy.max_split_size_bytes) continue;
+    if (segment.piece.kept_for_readers || !is_unused(segment)) continue;
+    chosen = block;
+    if (block->size_bytes >= wanted_bytes) break;
+  }
+  return chosen == nullptr ? nullptr : &take_out_of_lists(*chosen->segment);
+}
+
 Segment& DeviceHeap::take_out_of_lists(Segment& segment) {
   remove_free(segment.first);
   segment.first->set_state(BlockState::kReturning);

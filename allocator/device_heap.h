@@ -79,6 +79,9 @@ class DeviceHeap {
   [[nodiscard]] Segment* begin_return(std::uint64_t after, const Pool* only = nullptr);
   // The default pool's large piece that has been free for longest, among those not kept for readers.
   [[nodiscard]] Segment* begin_return_oldest();
+  // The default pool's piece of the stream that is unused and is not to be cut: the smallest of at
+  // least `wanted_bytes`, else the largest. Null if there is none.
+  [[nodiscard]] Segment* begin_return_uncut(StreamHandle stream, std::size_t wanted_bytes);
   void cancel_return(Segment& segment);                  // back into the free lists
   void hide_addresses(const Segment& segment) noexcept;  // lookups no longer find it
   void show_addresses(const Segment& segment);           // they do again

@@ -42,16 +42,19 @@ std::string report(const OutOfMemory& failure) {
                      ". GPU " + std::to_string(failure.device) + " has a total capacity of " +
                      size_text(failure.info.total_bytes) + " of which " +
                      size_text(failure.info.free_bytes) + " is free. ";
-  if (failure.limit_bytes != 0) {
-    text += "This process may take " + size_text(failure.limit_bytes) + ". ";
+  // In the words that programs which read such texts know from PyTorch.
+  if (failure.limit_bytes != 0) text += size_text(failure.limit_bytes) + " allowed; ";
+  text +=
+      "Of the allocated memory " + size_text(positive(allocated)) + " is allocated by PyTorch, ";
+  if (stats.private_allocated_bytes > 0) {
+    text += "with " + size_text(positive(stats.private_allocated_bytes)) +
+            " allocated in private pools (e.g., CUDA Graphs), ";
   }
-  text += "It has taken " + size_text(positive(reserved)) + ", of which " +
-          size_text(positive(allocated)) + " is allocated and " +
-          size_text(positive(reserved - active)) + " is reserved but unallocated.";
-  if (stats.private_reserved_bytes > 0) {
-    text += " Private pools (CUDA graphs, torch.cuda.MemPool) have " +
-            size_text(positive(stats.private_reserved_bytes)) + " of it, " +
-            size_text(positive(stats.private_allocated_bytes)) + " of which is allocated.";
+  text +=
+      "and " + size_text(positive(reserved - active)) + " is reserved by PyTorch but unallocated.";
+  const std::int64_t private_free = stats.private_reserved_bytes - stats.private_allocated_bytes;
+  if (private_free > 0) {
+    text += " Private pools keep " + size_text(positive(private_free)) + " that is not allocated.";
   }
   if (stats.limbo_bytes > 0) {
     text += " " + size_text(positive(stats.limbo_bytes)) + " in " +

@@ -92,6 +92,25 @@ std::size_t Allocator::Impl::return_pieces(DeviceHeap& at, const Pool* only) {
   return returned;
 }
 
+// Returns pieces of the request's stream that are not to be cut and so serve few requests, until
+// there is room for it. True when any went.
+bool Allocator::Impl::return_uncut(DeviceHeap& at, const Request& request) {
+  std::size_t returned_bytes = 0;
+  while (returned_bytes < request.size_bytes && !driver_is_gone.load()) {
+    Segment* segment = nullptr;
+    {
+      const std::lock_guard lock(at.mutex);
+      if (at.routed()) break;
+      const CountersChange change(at.counters);
+      segment = at.begin_return_uncut(request.stream.handle, request.size_bytes - returned_bytes);
+    }
+    if (segment == nullptr) break;
+    const std::size_t size_bytes = segment->size_bytes;
+    if (return_piece(at, *segment)) returned_bytes += size_bytes;
+  }
+  return returned_bytes != 0;
+}
+
 // Returns the longest unused large segments while more is reserved than the policy's threshold.
 void Allocator::Impl::collect_garbage(DeviceHeap& at) {
   {

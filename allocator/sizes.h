@@ -13,7 +13,7 @@ inline constexpr std::size_t kBlockUnit = 512;           // every block is a mul
 inline constexpr std::size_t kSmallLimit = kMiB;         // up to here a request is "small"
 inline constexpr std::size_t kSmallSegment = 2 * kMiB;   // what small blocks are cut from
 inline constexpr std::size_t kMediumLimit = 10 * kMiB;   // below it large blocks share segments
-inline constexpr std::size_t kLargeSegment = 20 * kMiB;  // of this size
+inline constexpr std::size_t kLargeSegment = 20 * kMiB;  // of this size (a policy may change it)
 inline constexpr std::size_t kSegmentUnit = 2 * kMiB;    // every segment is a multiple of it
 inline constexpr std::size_t kExabyte = std::size_t{1} << 60;
 
@@ -30,9 +30,10 @@ inline constexpr std::size_t kExabyte = std::size_t{1} << 60;
   return block_size > kSmallLimit;
 }
 
-[[nodiscard]] constexpr std::size_t segment_size(std::size_t block_size) noexcept {
+[[nodiscard]] constexpr std::size_t segment_size(
+    std::size_t block_size, std::size_t large_segment = kLargeSegment) noexcept {
   if (!is_large(block_size)) return kSmallSegment;
-  if (block_size < kMediumLimit) return kLargeSegment;
+  if (block_size < kMediumLimit) return large_segment;
   return round_up(block_size, kSegmentUnit);
 }
 

@@ -144,6 +144,11 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   const std::shared_ptr<Pool> routed = routed_pool(at, asked.stream);  // keeps it alive
   Request request = asked;
   request.pool = routed.get();
+  request.size_bytes = rounded_size(at, asked);
+  if (request.size_bytes != asked.size_bytes && request.pool == nullptr) {
+    // The hit that was looked for was one of another size.
+    if (Block* block = take_cached(request); block != nullptr) return block->data();
+  }
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
   if (void* data = search(request)) return data;
@@ -152,13 +157,13 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   reclaim_caches(at);
   if (void* data = search(request)) return data;
   collect_garbage(at);
-  if (void* data = grow(at, request, sizes::segment_size(request.size_bytes))) return data;
+  if (void* data = grow(at, request, segment_size(request.size_bytes))) return data;
   if (void* data = take_in_need(at, request)) return data;
   return make_room(at, request);
 }
 
 void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
-  {
+  if (!in_capture(at, request)) {
     const std::lock_guard lock(at.mutex);
     ++at.counters.num_alloc_retries;
   }
@@ -200,7 +205,7 @@ void* Allocator::Impl::make_room_in_capture(DeviceHeap& at, const Request& reque
   reclaim_caches(at);
   if (void* data = search(request)) return data;
   if (void* data = take_in_need(at, request)) return data;
-  if (void* data = grow(at, request, sizes::segment_size(request.size_bytes))) return data;
+  if (void* data = grow(at, request, sizes::least_segment_size(request.size_bytes))) return data;
   // Lent memory is of the default pool.
   Lender* const asked = lender.load(std::memory_order_acquire);
   if (asked == nullptr || request.pool != nullptr || inside_callback()) return nullptr;
@@ -210,8 +215,12 @@ void* Allocator::Impl::make_room_in_capture(DeviceHeap& at, const Request& reque
 }
 
 void* Allocator::Impl::return_and_grow(DeviceHeap& at, const Request& request) {
-  const std::size_t wanted_bytes = sizes::segment_size(request.size_bytes);
+  const std::size_t wanted_bytes = segment_size(request.size_bytes);
   const std::size_t least_bytes = sizes::least_segment_size(request.size_bytes);
+  // Not everything that is unused, where less is enough: the rest is not to be taken anew next time.
+  if (return_uncut(at, request)) {
+    if (void* data = grow(at, request, wanted_bytes)) return data;
+  }
   static_cast<void>(return_pieces(at));
   if (void* data = grow(at, request, wanted_bytes)) return data;
   if (least_bytes != wanted_bytes) {
@@ -236,7 +245,8 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
   std::size_t limit_bytes = 0;
   {
     const std::lock_guard lock(at.mutex);
-    ++at.counters.num_ooms;
+    // What no device can hold is refused without a look at it.
+    if (request.size_bytes < sizes::kExabyte) ++at.counters.num_ooms;
     limit_bytes = at.limit_bytes;
   }
   MemoryInfo info;

@@ -228,14 +228,19 @@ void Adapter::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex device_
 }
 
 cudaError_t Adapter::memcpyAsync(void* to, int to_device, const void* from, int from_device,
-                                 std::size_t size_bytes, cudaStream_t stream,
-                                 bool /*p2p_enabled*/) {
+                                 std::size_t size_bytes, cudaStream_t stream, bool p2p_enabled) {
   if (simulated()) {
     for_torch([&] { allocator_in_use().device().copy({to_device, stream}, to, from, size_bytes); });
     return cudaSuccess;
   }
-  (void)from_device;
-  // Segments come from cudaMalloc: the runtime finds the way between devices by itself.
+  // Between devices without peer access the runtime finds the way by itself for memory of cudaMalloc,
+  // as Limbo's is; for other memory it must be told the devices.
+  const auto ours = [](const void* data) {
+    return in_use() && allocator_in_use().find(data).has_value();
+  };
+  if (!p2p_enabled && to_device != from_device && !(ours(to) && ours(from))) {
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, size_bytes, stream);
+  }
   return cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream);
 }
 

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,12 @@ Observers& observers() {
 std::size_t current_of(const StatByKind& stat) {
   return static_cast<std::size_t>(stat[static_cast<std::size_t>(SizeKind::kAll)].current);
 }
+
+// What a user may do where memory is there, but not in one piece.
+constexpr const char* kAdvice =
+    " If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 to avoid fragmentation; "
+    "torch.cuda.memory_snapshot() shows where it lies.";
 
 }  // namespace
 
@@ -50,7 +57,7 @@ void throw_out_of_memory(const OutOfMemory& error) {
     // What the driver was asked for, as torch's own allocator says it.
     observer(error.device, error.segment_bytes, room, error.info.free_bytes);
   }
-  C10_THROW_ERROR(OutOfMemoryError, error.what());
+  C10_THROW_ERROR(OutOfMemoryError, std::string(error.what()) + kAdvice);
 }
 
 void throw_request_too_large() {

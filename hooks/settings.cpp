@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -43,19 +44,40 @@ bool first_warning(const std::string& key) {
   return warned->insert(key).second;
 }
 
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+// What follows `key:` at the outer level of the settings; nothing if the key is not there.
+std::optional<std::string_view> value_of(std::string_view text, std::string_view key) {
+  int depth = 0;  // inside "[...]" there are values only
+  std::size_t begin = 0;
+  for (std::size_t at = 0; at <= text.size(); ++at) {
+    const char c = at < text.size() ? text[at] : ',';
+    if (c == '[') ++depth;
+    if (c == ']') --depth;
+    if (c != ',' || (depth != 0 && at < text.size())) continue;
+    const std::string_view entry = text.substr(begin, at - begin);
+    begin = at + 1;
+    const std::size_t colon = std::min(entry.find(':'), entry.size());
+    if (trimmed(entry.substr(0, colon)) != key) continue;
+    return trimmed(entry.substr(std::min(colon + 1, entry.size())));
+  }
+  return std::nullopt;
+}
+
 void warn_about(std::string_view text) {
   if (AcceleratorAllocatorConfig::use_expandable_segments() &&
       first_warning("expandable_segments")) {
     TORCH_WARN("limbo: expandable_segments:True has no effect yet; segments come from cudaMalloc.");
   }
-  std::string ignored;
-  for (const char* key :
-       {"roundup_power2_divisions", "large_segment_size_mb", "graph_capture_record_stream_reuse"}) {
-    if (!settings_name(text, key) || !first_warning(key)) continue;
-    ignored += (ignored.empty() ? "" : ", ") + std::string(key);
-  }
-  if (!ignored.empty()) {
-    TORCH_WARN("limbo: these allocator settings have no effect yet: ", ignored, ".");
+  constexpr const char* kReuse = "graph_capture_record_stream_reuse";
+  if (value_of(text, kReuse) == "True" && first_warning(kReuse)) {
+    TORCH_WARN(
+        "limbo: graph_capture_record_stream_reuse:True has no effect; memory that record_stream "
+        "marked and that is freed during a capture is reused after it.");
   }
 }
 
@@ -77,21 +99,7 @@ void settings_changed(const std::string& text) {
 }  // namespace
 
 bool settings_name(std::string_view text, std::string_view key) {
-  int depth = 0;  // inside "[...]" there are values only
-  std::size_t begin = 0;
-  for (std::size_t at = 0; at <= text.size(); ++at) {
-    const char c = at < text.size() ? text[at] : ',';
-    if (c == '[') ++depth;
-    if (c == ']') --depth;
-    if (c != ',' || (depth != 0 && at < text.size())) continue;
-    std::string_view entry = text.substr(begin, at - begin);
-    begin = at + 1;
-    entry = entry.substr(0, entry.find(':'));
-    while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
-    while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
-    if (entry == key) return true;
-  }
-  return false;
+  return value_of(text, key).has_value();
 }
 
 void require_settings_allow() {
@@ -112,11 +120,17 @@ void require_settings_allow() {
 
 AllocationPolicy policy_in_settings() {
   AllocationPolicy policy;
+  policy.large_segment_bytes =
+      sizes::round_up(AcceleratorAllocatorConfig::large_segment_size(), sizes::kSegmentUnit);
   policy.max_split_size_bytes = std::max(AcceleratorAllocatorConfig::max_split_size(),
-                                         sizes::kLargeSegment + sizes::kBlockUnit);
-  policy.max_non_split_rounding_bytes =
-      std::max(AcceleratorAllocatorConfig::max_non_split_rounding_size(), sizes::kLargeSegment);
+                                         policy.large_segment_bytes + sizes::kBlockUnit);
+  policy.max_non_split_rounding_bytes = std::max(
+      AcceleratorAllocatorConfig::max_non_split_rounding_size(), policy.large_segment_bytes);
   policy.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
+  const auto& divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  for (std::size_t i = 0; i < policy.roundup_power2_divisions.size() && i < divisions.size(); ++i) {
+    policy.roundup_power2_divisions[i] = divisions[i];
+  }
   return policy;
 }
 

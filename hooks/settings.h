@@ -15,8 +15,9 @@ void require_settings_allow();
 // Whether the allocator settings `text` ("a:1,b:[2,3]") have `key` at the outer level.
 [[nodiscard]] bool settings_name(std::string_view text, std::string_view key);
 
-// How free memory is cut and kept, as c10 has it at the moment. Large segments have 20 MiB here, so
-// both sizes count as that where they are smaller.
+// How requests are rounded and free memory is cut and kept, as c10 has it at the moment. Segments are
+// multiples of 2 MiB, so large ones are rounded up to that; the largest block that is cut is larger
+// than they are, so that they are cut.
 [[nodiscard]] AllocationPolicy policy_in_settings();
 
 // Lets `allocator` follow the settings: those of now, and those that

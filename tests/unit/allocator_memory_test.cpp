@@ -18,8 +18,8 @@ TEST_F(AllocatorMemory, MoreThanThereIsIsAnErrorAndNothingElse) {
                        "capacity of 64.00 MiB of which 44.00 MiB is free."))
       << text;
   EXPECT_TRUE(contains(text,
-                       "It has taken 20.00 MiB, of which 4.00 MiB is allocated and 16.00 MiB "
-                       "is reserved but unallocated."))
+                       "Of the allocated memory 4.00 MiB is allocated by PyTorch, and 16.00 MiB "
+                       "is reserved by PyTorch but unallocated."))
       << text;
   const DeviceStats stats = allocator_.stats(0);
   EXPECT_EQ(stats.num_ooms, 1);
@@ -134,7 +134,7 @@ TEST_F(AllocatorMemory, TheLimitCountsReservedBytes) {
   std::byte* second = allocate(12 * kMiB);
   std::byte* small = allocate(512);
   const std::string text = out_of_memory([&] { static_cast<void>(allocate(11 * kMiB)); });
-  EXPECT_TRUE(contains(text, "This process may take 30.00 MiB.")) << text;
+  EXPECT_TRUE(contains(text, "is free. 30.00 MiB allowed; Of the allocated memory ")) << text;
   allocator_.free(first);
   allocator_.free(second);
   std::byte* other = allocate(26 * kMiB);  // the unused segments go back first
@@ -219,7 +219,11 @@ TEST_F(AllocatorMemory, GarbageGoesOldestFirstAndOnlyAsFarAsNeeded) {
 TEST_F(AllocatorMemory, PoliciesOutOfRangeAreRefused) {
   for (const AllocationPolicy& policy :
        {AllocationPolicy{20 * kMiB, 20 * kMiB, 0}, AllocationPolicy{21 * kMiB, 19 * kMiB, 0},
-        AllocationPolicy{21 * kMiB, 20 * kMiB, 1}, AllocationPolicy{21 * kMiB, 20 * kMiB, -0.5}}) {
+        AllocationPolicy{21 * kMiB, 20 * kMiB, 1}, AllocationPolicy{21 * kMiB, 20 * kMiB, -0.5},
+        AllocationPolicy{21 * kMiB, 20 * kMiB, 0, 10 * kMiB},
+        AllocationPolicy{30 * kMiB, 30 * kMiB, 0, 21 * kMiB},
+        AllocationPolicy{30 * kMiB, 30 * kMiB, 0, 30 * kMiB},
+        AllocationPolicy{21 * kMiB, 20 * kMiB, 0, 20 * kMiB, {3}}}) {
     EXPECT_ERROR(allocator_.set_policy(policy), kBadArgument);
   }
 }

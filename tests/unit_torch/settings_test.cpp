@@ -2,6 +2,7 @@
 
 #include <c10/core/AllocatorConfig.h>
 
+#include <bit>
 #include <string>
 
 #include "allocator/error.h"
@@ -78,6 +79,69 @@ TEST_F(Settings, TheThresholdIsFollowedWhileTheProgramRuns) {
   EXPECT_EQ(reserved_for_a_small_one(), 62U);
 }
 
+// The size of the block that serves a request; both in MiB.
+std::size_t block_mib_for(std::size_t wanted_mib) {
+  const auto active = [] {
+    return static_cast<std::size_t>(adapter().getDeviceStats(0).active_bytes[0].current);
+  };
+  const std::size_t before = active();
+  void* data = adapter().raw_alloc(wanted_mib * kMiB);
+  const std::size_t size_bytes = active() - before;
+  adapter().raw_delete(data);
+  adapter().emptyCache({0, 0});
+  return size_bytes / kMiB;
+}
+
+TEST_F(Settings, RequestsAreRoundedWhileTheProgramRuns) {
+  EXPECT_EQ(block_mib_for(84), 84U);
+  c10::CachingAllocator::setAllocatorSettings("roundup_power2_divisions:4");
+  EXPECT_EQ(block_mib_for(84), 96U);
+  EXPECT_EQ(block_mib_for(128), 128U);
+  // Another setting takes it back.
+  c10::CachingAllocator::setAllocatorSettings("garbage_collection_threshold:0.5");
+  EXPECT_EQ(block_mib_for(84), 84U);
+  c10::CachingAllocator::setAllocatorSettings(
+      "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]");
+  EXPECT_EQ(block_mib_for(84), 88U);
+  EXPECT_EQ(block_mib_for(400), 512U);
+  EXPECT_EQ(block_mib_for(1034), 1034U);
+  c10::CachingAllocator::setAllocatorSettings("");
+  EXPECT_EQ(block_mib_for(84), 84U);
+}
+
+// c10 says which interval of its list a size belongs to: so does the policy.
+TEST_F(Settings, IntervalsAreC10s) {
+  c10::CachingAllocator::setAllocatorSettings(
+      "roundup_power2_divisions:[4:16,8:2,32:8,512:4,2048:1,>:2]");
+  const AllocationPolicy policy = policy_in_settings();
+  for (std::size_t size = 600; size < std::size_t{1} << 40; size += size / 3 + 1) {
+    const std::size_t divisions =
+        c10::CachingAllocator::AcceleratorAllocatorConfig::roundup_power2_divisions(size);
+    const std::size_t rounded = policy.block_size(size);
+    ASSERT_GE(rounded, size);
+    if (divisions > 1 && size > 512 * divisions) {
+      EXPECT_EQ(rounded % (std::bit_floor(size) / divisions), 0U) << size;
+      EXPECT_LT(rounded - size, std::bit_floor(size) / divisions) << size;
+    } else {
+      EXPECT_EQ(rounded, (size + 511) / 512 * 512);
+    }
+  }
+  c10::CachingAllocator::setAllocatorSettings("");
+}
+
+TEST_F(Settings, LargeSegmentsMayHaveAnotherSize) {
+  EXPECT_EQ(reserved_for(40, 44), 84U);
+  c10::CachingAllocator::setAllocatorSettings("large_segment_size_mb:31");
+  void* data = adapter().raw_alloc(3 * kMiB);
+  EXPECT_EQ(reserved_mib(), 32U);
+  adapter().raw_delete(data);
+  c10::CachingAllocator::setAllocatorSettings("large_segment_size_mb:20");
+  adapter().emptyCache({0, 0});
+  data = adapter().raw_alloc(3 * kMiB);
+  EXPECT_EQ(reserved_mib(), 20U);
+  adapter().raw_delete(data);
+}
+
 TEST_F(Settings, WhatTorchRefusesIsRefusedAsBefore) {
   // The second is known to the reader that was there before Limbo's.
   for (const char* text : {"garbage_collection_threshold:7", "per_process_memory_fraction:7"}) {
@@ -115,13 +179,13 @@ TEST_F(Settings, TheEnvironmentsAreFollowedWithoutAWarning) {
   EXPECT_EQ(child.output(), "");
 }
 
-// torch's large segments would have 11 MiB, and Limbo's have 20.
-TEST_F(Settings, SizesBelowALargeSegmentCountAsOne) {
+// 11 MiB are 12 here; a limit of 12 for what is cut would leave new segments uncut.
+TEST_F(Settings, SizesThatAreNoMultipleOfASegmentsUnitAreRoundedUp) {
   ChildProcess child("reserve_with_settings", {},
                      with_settings("large_segment_size_mb:11,max_split_size_mb:12,"
                                    "max_non_split_rounding_mb:12"));
   child.expect("installed");
-  child.expect("60");
+  child.expect("52");  // 40 that are not cut, and a large segment
   child.close_input();
   child.finish();
 }
@@ -137,21 +201,31 @@ std::size_t times(const std::string& text, const std::string& part) {
 TEST_F(Settings, WhatHasNoEffectIsWarnedAboutOnce) {
   ChildProcess child(
       "reserve_with_settings", {},
-      with_settings("expandable_segments:True,roundup_power2_divisions:[256:1,>:2]"));
+      with_settings("expandable_segments:True,graph_capture_record_stream_reuse:True"));
   child.expect("installed");
   child.expect("40");
   const std::string output = child.output();
   EXPECT_EQ(times(output, "expandable_segments:True has no effect yet"), 1U) << output;
-  EXPECT_EQ(times(output, "no effect yet: roundup_power2_divisions."), 1U) << output;
+  EXPECT_EQ(times(output, "graph_capture_record_stream_reuse:True has no effect"), 1U) << output;
   for (int round = 0; round < 2; ++round) {
-    child.send("roundup_power2_divisions:4,large_segment_size_mb:30,max_split_size_mb:64");
+    child.send("expandable_segments:True,graph_capture_record_stream_reuse:True");
     child.expect("set");
   }
   child.close_input();
   child.finish();
   const std::string later = child.output().substr(output.size());
-  EXPECT_EQ(times(later, "no effect yet: large_segment_size_mb."), 1U) << later;
-  EXPECT_EQ(times(later, "no effect yet"), 1U) << later;
+  EXPECT_EQ(times(later, "no effect"), 0U) << later;
+}
+
+TEST_F(Settings, WhatIsSwitchedOffIsNotWarnedAbout) {
+  ChildProcess child(
+      "reserve_with_settings", {},
+      with_settings("expandable_segments:False,graph_capture_record_stream_reuse:False"));
+  child.expect("installed");
+  child.expect("40");
+  child.close_input();
+  child.finish();
+  EXPECT_EQ(child.output(), "");
 }
 
 LIMBO_CHILD_ROLE(install_and_report) {

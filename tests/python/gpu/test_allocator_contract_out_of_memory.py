@@ -72,7 +72,8 @@ def test_the_text_in_order() -> None:
         rf"Of the allocated memory {NUMBER} is allocated by PyTorch, ",
         rf"and {NUMBER} is reserved by PyTorch but unallocated\.",
         r"If reserved but unallocated memory is large try setting ",
-        r"PYTORCH_(CUDA_)?ALLOC_CONF=expandable_segments:True to avoid fragmentation\.",
+        r"PYTORCH_(CUDA_)?ALLOC_CONF=(expandable_segments:True|max_split_size_mb:512) "
+        r"to avoid fragmentation",
     ]
     position = 0
     for part in parts:
