@@ -103,58 +103,82 @@ std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_
   return {nullptr, std::unique_lock<std::mutex>()};
 }
 
-Block* Allocator::Impl::take_cached(const Request& request) noexcept {
-  const DeviceCounters& counters = heaps[static_cast<std::size_t>(request.stream.device)]->counters;
-  if (counters.caches_bypassed()) [[unlikely]] {
+// A hit is nothing but plain loads and stores, of which the last hands the block out.
+inline void* Allocator::Impl::take_cached(const Request& request) noexcept {
+  ThreadCache* cache = thread_cache();
+  if (cache == nullptr) [[unlikely]] {
     return nullptr;
   }
-  ThreadCache* cache = thread_cache();
-  if (cache == nullptr) return nullptr;
   const GateVisit visit(cache->gate());
-  if (!visit) return nullptr;
-  StreamCache* stream = cache->find(request.stream);
-  if (stream == nullptr) return nullptr;
-  Block* block = cache->take(*stream, request.size_bytes);
-  if (block == nullptr) return nullptr;
+  if (!visit) [[unlikely]] {
+    return nullptr;
+  }
+  StreamCache* from = cache->find(request.stream);
+  if (from == nullptr || from->of_device().caches_bypassed()) [[unlikely]] {
+    return nullptr;
+  }
+  Block* block = cache->try_take(*from, request.size_bytes);
+  if (block == nullptr) [[unlikely]] {
+    block = cache->take(*from, request.size_bytes);
+    if (block == nullptr) return nullptr;
+  }
   block->requested_bytes.store(request.requested_bytes, std::memory_order_relaxed);
-  cache->counters(request.stream.device)
-      .on_allocate(block->segment->large, block->size_bytes, request.requested_bytes, block->split,
-                   counters.epoch());
+  from->counters().on_allocate(sizes::is_large(request.size_bytes), request.size_bytes,
+                               request.requested_bytes, block->split, from->of_device().epoch());
+  void* data = block->data();
   const std::uint64_t word = block->word.load(std::memory_order_relaxed);
   block->word.store(block_word::next_allocated(word), std::memory_order_release);
-  return block;
+  return data;
 }
 
-// False: nothing has happened, and the block is to be freed the slow way.
-bool Allocator::Impl::free_cached(Block* block, std::uint64_t word) {
+// The same from elsewhere.
+void* Allocator::Impl::take_cached_again(const Request& request) noexcept {
+  return take_cached(request);
+}
+
+// A hit is one compare-and-swap, which two frees of the same block cannot both pass, and plain
+// loads and stores. False: nothing has happened, and the block is to be freed the slow way.
+inline bool Allocator::Impl::free_cached(Block* block, std::uint64_t word) {
   ThreadCache* cache = thread_cache();
-  if (cache == nullptr) return false;
+  if (cache == nullptr) [[unlikely]] {
+    return false;
+  }
   Chain overflow;
-  StreamRef home;
   bool unknown_stream = false;
   {
     const GateVisit visit(cache->gate());
-    if (!visit) return false;
-    if (!block->word.compare_exchange_strong(
-            word, block_word::with_state(word, BlockState::kCached), std::memory_order_acq_rel)) {
+    if (!visit || !block->word.compare_exchange_strong(
+                      word, block_word::with_state(word, BlockState::kCached),
+                      std::memory_order_acq_rel)) [[unlikely]] {
       return false;
     }
-    home = block->segment->stream;
-    const DeviceCounters& counters = heaps[static_cast<std::size_t>(home.device)]->counters;
-    cache->counters(home.device)
-        .on_free(block->segment->large, block->size_bytes,
-                 block->requested_bytes.load(std::memory_order_relaxed), block->split,
-                 counters.epoch());
-    if (StreamCache* stream = cache->find(home); stream != nullptr) {
-      overflow = cache->put(*stream, block);
+    StreamCache* to = cache->find(block->segment->stream);
+    unknown_stream = to == nullptr;
+    if (!unknown_stream) [[likely]] {
+      to->counters().on_free(sizes::is_large(block->size_bytes), block->size_bytes,
+                             block->requested_bytes.load(std::memory_order_relaxed), block->split,
+                             to->of_device().epoch());
+      if (cache->try_put(*to, block)) [[likely]] {
+        return true;
+      }
+      overflow = cache->put(*to, block);
     } else {
-      unknown_stream = true;
+      count_free(*cache, *block);
       overflow.push(block);
     }
   }
+  const StreamRef home = unknown_stream ? block->segment->stream : StreamRef{};
   give_central(overflow);
   if (unknown_stream) open_stream(*cache, home);
   return true;
+}
+
+// Inside the gate: a block of a stream that has no cache in this thread is freed.
+void Allocator::Impl::count_free(ThreadCache& cache, const Block& block) noexcept {
+  const int index = block.segment->stream.device;
+  cache.counters(index).on_free(sizes::is_large(block.size_bytes), block.size_bytes,
+                                block.requested_bytes.load(std::memory_order_relaxed), block.split,
+                                heaps[static_cast<std::size_t>(index)]->counters.epoch());
 }
 
 Allocator::Allocator(Device& device) : impl_(std::make_unique<Impl>(device)) {}
@@ -165,23 +189,37 @@ Device& Allocator::device() noexcept {
 }
 
 void* Allocator::allocate(std::size_t size_bytes, StreamRef stream) {
-  DeviceHeap& at = impl_->heap(stream.device);
-  if (size_bytes == 0) return nullptr;
-  if (size_bytes >= sizes::kExabyte) {
-    impl_->throw_out_of_memory(at, {stream, size_bytes, size_bytes});
+  if (size_bytes - 1 < sizes::kExabyte - 1) [[likely]] {  // from 1 byte
+    const Request request{stream, sizes::block_size(size_bytes), size_bytes};
+    if (void* data = impl_->take_cached(request); data != nullptr) [[likely]] {
+      return data;
+    }
+    return impl_->allocate_missed(request);
   }
-  const Request request{stream, sizes::block_size(size_bytes), size_bytes};
-  if (Block* block = impl_->take_cached(request); block != nullptr) return block->data();
-  return impl_->allocate_slow(request);
+  return impl_->refuse_size(size_bytes, stream);
+}
+
+void* Allocator::Impl::allocate_missed(const Request& request) {
+  static_cast<void>(heap(request.stream.device));  // whether there is one
+  return allocate_slow(request);
+}
+
+void* Allocator::Impl::refuse_size(std::size_t size_bytes, StreamRef stream) {
+  DeviceHeap& at = heap(stream.device);
+  if (size_bytes == 0) return nullptr;
+  throw_out_of_memory(at, {stream, size_bytes, size_bytes});
 }
 
 void Allocator::free(void* data) {
-  if (data == nullptr) return;
+  // Nothing starts at null.
   Block* block = impl_->page_table.starting_at(data);
-  if (block == nullptr) impl_->throw_wrong_free(data);
+  if (block == nullptr) [[unlikely]] {
+    if (data == nullptr) return;
+    impl_->throw_wrong_free(data);
+  }
   const std::uint64_t word = block->word.load(std::memory_order_acquire);
   if (block_word::is_plain_allocated(word) && impl_->frees_may_be_cached() &&
-      impl_->free_cached(block, word)) {
+      impl_->free_cached(block, word)) [[likely]] {
     return;
   }
   impl_->free_slow(data, block, word);

@@ -44,8 +44,13 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   }
   // Locks the heap whose memory `data` is in; the lock is empty if there is none.
   [[nodiscard]] std::pair<DeviceHeap*, std::unique_lock<std::mutex>> lock_heap_at(const void* data);
-  [[nodiscard]] Block* take_cached(const Request& request) noexcept;
-  [[nodiscard]] bool free_cached(Block* block, std::uint64_t word);
+  // Null: nothing has happened, and the request is to be served the slow way.
+  [[nodiscard]] void* take_cached(const Request& request) noexcept;  // inside allocator.cpp
+  [[nodiscard]] void* take_cached_again(const Request& request) noexcept;
+  [[nodiscard]] void* allocate_missed(const Request& request);
+  [[nodiscard]] void* refuse_size(std::size_t size_bytes, StreamRef stream);
+  [[nodiscard]] bool free_cached(Block* block, std::uint64_t word);  // inside allocator.cpp
+  void count_free(ThreadCache& cache, const Block& block) noexcept;
   [[nodiscard]] bool frees_may_be_cached() const noexcept {
     return free_bypasses.load(std::memory_order_relaxed) == 0;
   }

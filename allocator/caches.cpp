@@ -50,7 +50,8 @@ void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept
       if (slot == nullptr) slot = std::make_unique<StreamDepot>();
       depot = slot.get();
     }
-    auto made = std::make_unique<StreamCache>(stream, *depot);
+    auto made = std::make_unique<StreamCache>(stream, *depot, cache.counters(stream.device),
+                                              at.counters);
     const GateVisit visit(cache.gate());
     if (visit) cache.add(std::move(made));
   } catch (const std::bad_alloc&) {  // it works without

@@ -23,6 +23,10 @@ inline constexpr std::size_t kSizeClasses = sizes::kSmallLimit / sizes::kBlockUn
   return size_bytes / sizes::kBlockUnit - 1;
 }
 
+[[nodiscard]] constexpr std::size_t class_size(std::size_t size_class) noexcept {
+  return (size_class + 1) * sizes::kBlockUnit;
+}
+
 class StreamDepot {
  public:
   // Throws std::bad_alloc, and then the chain is still the caller's.

@@ -12,18 +12,22 @@
 namespace limbo {
 namespace {
 
+bool chose_membarrier = false;  // written once, by prepare
+
 bool membarrier(int command) noexcept {
   return syscall(SYS_membarrier, command, 0, 0) == 0;
 }
 
 }  // namespace
 
-bool Gate::uses_membarrier_ = false;
+bool Gate::process_uses_membarrier() noexcept {
+  return chose_membarrier;
+}
 
 void Gate::prepare() {
   static std::once_flag once;
   std::call_once(once, [] {
-    uses_membarrier_ = !kThreadSanitizer && membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+    chose_membarrier = !kThreadSanitizer && membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
   });
 }
 
@@ -32,7 +36,7 @@ void Gate::ask_to_stop() noexcept {
 }
 
 void Gate::barrier() {
-  if (!uses_membarrier_ || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) return;
+  if (!chose_membarrier || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) return;
   throw Error(ErrorCode::kInternal, "The kernel refused membarrier after it had granted it.",
               "A seccomp filter installed after the first allocation may have caused it.");
 }

@@ -34,12 +34,16 @@ inline constexpr bool kThreadSanitizer = false;
 
 class Gate {
  public:
-  // Chooses between membarrier and exchange, once per process, before the first gate is used.
+  Gate() noexcept : uses_membarrier_(process_uses_membarrier()) {}
+
+  // Chooses between membarrier and exchange, once per process, before the first gate is made.
   static void prepare();
 
   // ---- the owner ----
   [[nodiscard]] bool try_enter() noexcept {
-    if (!uses_membarrier_) return busy_.exchange(1, std::memory_order_acquire) == 0;
+    if (!uses_membarrier_) [[unlikely]] {
+      return busy_.exchange(1, std::memory_order_acquire) == 0;
+    }
     busy_.store(1, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_acquire) == 0) [[likely]] {
@@ -59,10 +63,11 @@ class Gate {
   void cancel_stop() noexcept;
 
  private:
-  static bool uses_membarrier_;
+  [[nodiscard]] static bool process_uses_membarrier() noexcept;
 
   std::atomic<std::uint32_t> busy_{0};
   std::atomic<std::uint32_t> stop_{0};
+  const bool uses_membarrier_;  // the process's; beside the words that the owner reads anyway
 };
 
 // The owner's visit; false if it must take the central way.

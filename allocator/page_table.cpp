@@ -9,12 +9,16 @@ std::uintptr_t number(const void* address) noexcept {
 
 constexpr std::uintptr_t kChunkMask = PageTable::kChunkBytes - 1;
 
+std::size_t index_in_node(std::uintptr_t address) noexcept {
+  return (address >> PageTable::kChunkBits) & ((std::size_t{1} << PageTable::kLevelBits) - 1);
+}
+
 }  // namespace
 
 PageTable::Chunk::Chunk(bool is_large)
     : large(is_large), slots(std::make_unique<std::atomic<Block*>[]>(slot_count())) {}
 
-PageTable::PageTable() : root_(std::make_unique<std::array<std::atomic<Node*>, kFanOut>>()) {}
+PageTable::PageTable() = default;
 
 PageTable::~PageTable() = default;
 
@@ -27,18 +31,9 @@ bool PageTable::can_hold(const void* base, std::size_t size_bytes) noexcept {
 
 PageTable::Chunk* PageTable::chunk_at(std::uintptr_t address) const noexcept {
   if ((address >> kAddressBits) != 0) return nullptr;
-  const Node* node = (*root_)[address >> (kChunkBits + kLevelBits)].load(std::memory_order_acquire);
+  const Node* node = root_[address >> (kChunkBits + kLevelBits)].load(std::memory_order_acquire);
   if (node == nullptr) return nullptr;
-  return node->chunks[(address >> kChunkBits) & (kFanOut - 1)].load(std::memory_order_acquire);
-}
-
-Block* PageTable::starting_at(const void* address) const noexcept {
-  const std::uintptr_t where = number(address);
-  const Chunk* chunk = chunk_at(where);
-  if (chunk == nullptr) return nullptr;
-  Block* block =
-      chunk->slots[(where & kChunkMask) >> chunk->shift()].load(std::memory_order_acquire);
-  return block != nullptr && block->data() == address ? block : nullptr;
+  return node->chunks[index_in_node(address)].load(std::memory_order_acquire);
 }
 
 Block* PageTable::holding(const void* address) const noexcept {
@@ -69,8 +64,8 @@ int PageTable::device_of(const void* address) const noexcept {
   return chunk == nullptr ? -1 : chunk->device.load(std::memory_order_relaxed);
 }
 
-std::atomic<PageTable::Chunk*>& PageTable::entry(std::uintptr_t address) {
-  std::atomic<Node*>& at = (*root_)[address >> (kChunkBits + kLevelBits)];
+PageTable::Node& PageTable::node_at(std::uintptr_t address) {
+  std::atomic<Node*>& at = root_[address >> (kChunkBits + kLevelBits)];
   Node* node = at.load(std::memory_order_acquire);
   if (node == nullptr) {
     const std::lock_guard lock(mutex_);
@@ -81,7 +76,7 @@ std::atomic<PageTable::Chunk*>& PageTable::entry(std::uintptr_t address) {
       at.store(node, std::memory_order_release);
     }
   }
-  return node->chunks[(address >> kChunkBits) & (kFanOut - 1)];
+  return *node;
 }
 
 PageTable::Chunk* PageTable::spare_chunk(bool large) {
@@ -103,10 +98,14 @@ void PageTable::add_segment(const void* base, std::size_t size_bytes, bool large
   std::uintptr_t done = 0;
   try {
     for (; done < size_bytes; done += kChunkBytes) {
-      std::atomic<Chunk*>& at = entry(first + done);
+      Node& node = node_at(first + done);
+      const std::size_t index = index_in_node(first + done);
       Chunk* chunk = spare_chunk(large);
       chunk->device.store(device, std::memory_order_relaxed);
-      at.store(chunk, std::memory_order_release);
+      node.chunks[index].store(chunk, std::memory_order_release);
+      node.slots[index].store(
+          reinterpret_cast<std::uintptr_t>(chunk->slots.get()) | (large ? kLargeTag : 0),
+          std::memory_order_release);
     }
   } catch (...) {
     remove_segment(base, done);
@@ -117,7 +116,10 @@ void PageTable::add_segment(const void* base, std::size_t size_bytes, bool large
 void PageTable::remove_segment(const void* base, std::size_t size_bytes) noexcept {
   const std::uintptr_t first = number(base);
   for (std::uintptr_t done = 0; done < size_bytes; done += kChunkBytes) {
-    Chunk* chunk = entry(first + done).exchange(nullptr, std::memory_order_acq_rel);
+    Node& node = node_at(first + done);
+    const std::size_t index = index_in_node(first + done);
+    node.slots[index].store(0, std::memory_order_release);
+    Chunk* chunk = node.chunks[index].exchange(nullptr, std::memory_order_acq_rel);
     for (std::size_t slot = 0; slot < chunk->slot_count(); ++slot) {
       if (chunk->slots[slot].load(std::memory_order_relaxed) != nullptr) {
         chunk->slots[slot].store(nullptr, std::memory_order_relaxed);

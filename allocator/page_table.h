@@ -37,8 +37,26 @@ class PageTable {
   // Whether a segment at `base` of `size_bytes` can be entered (alignment, address bits).
   [[nodiscard]] static bool can_hold(const void* base, std::size_t size_bytes) noexcept;
 
-  // The block that starts exactly at `address`; null if there is none.
-  [[nodiscard]] Block* starting_at(const void* address) const noexcept;
+  // The block that starts exactly at `address`; null if there is none. A part of every free.
+  [[nodiscard]] Block* starting_at(const void* address) const noexcept {
+    const auto where = reinterpret_cast<std::uintptr_t>(address);
+    if ((where >> kAddressBits) != 0) [[unlikely]] {
+      return nullptr;
+    }
+    const Node* node = root_[where >> (kChunkBits + kLevelBits)].load(std::memory_order_acquire);
+    if (node == nullptr) [[unlikely]] {
+      return nullptr;
+    }
+    const std::uintptr_t slots =
+        node->slots[(where >> kChunkBits) & (kFanOut - 1)].load(std::memory_order_acquire);
+    if (slots == 0) [[unlikely]] {
+      return nullptr;
+    }
+    const unsigned shift = (slots & kLargeTag) != 0 ? kLargeShift : kSmallShift;
+    const auto* first = reinterpret_cast<const std::atomic<Block*>*>(slots & ~kLargeTag);
+    Block* block = first[(where & (kChunkBytes - 1)) >> shift].load(std::memory_order_acquire);
+    return block != nullptr && block->data() == address ? block : nullptr;
+  }
 
   // The block whose range holds `address`; null if no segment does. Caller holds the heap lock of
   // device_of(address). Looks backwards slot by slot.
@@ -69,15 +87,19 @@ class PageTable {
     [[nodiscard]] unsigned shift() const noexcept { return large ? kLargeShift : kSmallShift; }
     [[nodiscard]] std::size_t slot_count() const noexcept { return kChunkBytes >> shift(); }
   };
+  // An entry of `slots` is the chunk's slots, with kLargeTag where they are those of a large one: a
+  // free needs nothing else of the chunk. It is set after the entry of `chunks`, and reset before.
+  static constexpr std::uintptr_t kLargeTag = 1;
   struct Node {
+    std::array<std::atomic<std::uintptr_t>, kFanOut> slots{};
     std::array<std::atomic<Chunk*>, kFanOut> chunks{};
   };
 
   [[nodiscard]] Chunk* chunk_at(std::uintptr_t address) const noexcept;
-  [[nodiscard]] std::atomic<Chunk*>& entry(std::uintptr_t address);
+  [[nodiscard]] Node& node_at(std::uintptr_t address);
   [[nodiscard]] Chunk* spare_chunk(bool large);
 
-  std::unique_ptr<std::array<std::atomic<Node*>, kFanOut>> root_;
+  std::array<std::atomic<Node*>, kFanOut> root_{};
   std::mutex mutex_;  // guards the containers below; a leaf
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::unique_ptr<Chunk>> chunks_;

@@ -60,7 +60,7 @@ void* Allocator::Impl::take_in_need(DeviceHeap& from, const Request& request) {
 
 void* Allocator::Impl::search(const Request& request) {
   if (request.pool == nullptr) {
-    if (Block* block = take_cached(request); block != nullptr) return block->data();
+    if (void* data = take_cached_again(request); data != nullptr) return data;
   }
   DeviceHeap& from = *heaps[static_cast<std::size_t>(request.stream.device)];
   if (request.pool == nullptr && sizes::is_large(request.size_bytes)) {

@@ -5,12 +5,6 @@
 namespace limbo {
 namespace {
 
-constexpr std::size_t kAllKind = static_cast<std::size_t>(SizeKind::kAll);
-
-constexpr std::size_t kind_of(bool large) noexcept {
-  return static_cast<std::size_t>(large ? SizeKind::kLarge : SizeKind::kSmall);
-}
-
 // What a thread's counters contribute to a metric; kMetrics if nothing.
 constexpr Metric thread_source(Metric metric) noexcept {
   if (metric < kThreadMetrics) return metric;
@@ -34,44 +28,12 @@ std::int64_t signed_of(std::size_t size) noexcept {
 }  // namespace
 
 void ThreadCounters::enter(std::uint64_t epoch) noexcept {
-  if (epoch_.load(std::memory_order_relaxed) == epoch) return;
   for (std::size_t metric = 0; metric < kThreadMetrics; ++metric) {
     for (std::size_t kind = 0; kind < kKinds; ++kind) {
       write(maxima_[metric][kind], read(levels_[metric][kind]));
     }
   }
   epoch_.store(epoch, std::memory_order_relaxed);
-}
-
-void ThreadCounters::change(Metric metric, bool large, std::int64_t by) noexcept {
-  if (by > 0) write(ups_[metric][large ? 1 : 0], read(ups_[metric][large ? 1 : 0]) + by);
-  for (const std::size_t kind : {kind_of(large), kAllKind}) {
-    const std::int64_t level = read(levels_[metric][kind]) + by;
-    write(levels_[metric][kind], level);
-    if (level > read(maxima_[metric][kind])) write(maxima_[metric][kind], level);
-  }
-}
-
-void ThreadCounters::on_allocate(bool large, std::size_t size_bytes, std::size_t requested_bytes,
-                                 bool split, std::uint64_t epoch) noexcept {
-  enter(epoch);
-  change(kBlocks, large, 1);
-  change(kBytes, large, signed_of(size_bytes));
-  change(kRequested, large, signed_of(requested_bytes));
-  if (!split) return;
-  change(kInactive, large, -1);
-  change(kInactiveBytes, large, -signed_of(size_bytes));
-}
-
-void ThreadCounters::on_free(bool large, std::size_t size_bytes, std::size_t requested_bytes,
-                             bool split, std::uint64_t epoch) noexcept {
-  enter(epoch);
-  change(kBlocks, large, -1);
-  change(kBytes, large, -signed_of(size_bytes));
-  change(kRequested, large, -signed_of(requested_bytes));
-  if (!split) return;
-  change(kInactive, large, 1);
-  change(kInactiveBytes, large, signed_of(size_bytes));
 }
 
 DeviceCounters::Row DeviceCounters::total_ups(Metric metric) const noexcept {

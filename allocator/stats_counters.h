@@ -41,22 +41,70 @@ enum Metric : unsigned {
 
 // [kSmall - 1], [kLarge - 1] are counted; the level of kAll is kept beside them for its peak.
 inline constexpr std::size_t kKinds = 3;
+inline constexpr std::size_t kAllKind = static_cast<std::size_t>(SizeKind::kAll);
+[[nodiscard]] constexpr std::size_t kind_of(bool large) noexcept {
+  return static_cast<std::size_t>(large ? SizeKind::kLarge : SizeKind::kSmall);
+}
 
 // One thread's counters for one device. Written by the owner inside its gate; read by anyone.
 class alignas(64) ThreadCounters {
  public:
-  // A block came out of the cache, or went into it.
+  // A block came out of the cache, or went into it. Parts of every hit.
   void on_allocate(bool large, std::size_t size_bytes, std::size_t requested_bytes, bool split,
-                   std::uint64_t epoch) noexcept;
+                   std::uint64_t epoch) noexcept {
+    if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
+      enter(epoch);
+    }
+    const auto bytes = static_cast<std::int64_t>(size_bytes);
+    rise(kBlocks, large, 1);
+    rise(kBytes, large, bytes);
+    rise(kRequested, large, static_cast<std::int64_t>(requested_bytes));
+    if (!split) return;
+    fall(kInactive, large, 1);
+    fall(kInactiveBytes, large, bytes);
+  }
   void on_free(bool large, std::size_t size_bytes, std::size_t requested_bytes, bool split,
-               std::uint64_t epoch) noexcept;
+               std::uint64_t epoch) noexcept {
+    if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
+      enter(epoch);
+    }
+    const auto bytes = static_cast<std::int64_t>(size_bytes);
+    fall(kBlocks, large, 1);
+    fall(kBytes, large, bytes);
+    fall(kRequested, large, static_cast<std::int64_t>(requested_bytes));
+    if (!split) return;
+    rise(kInactive, large, 1);
+    rise(kInactiveBytes, large, bytes);
+  }
 
  private:
   friend class DeviceCounters;
   using Number = std::atomic<std::int64_t>;
 
   void enter(std::uint64_t epoch) noexcept;
-  void change(Metric metric, bool large, std::int64_t by) noexcept;
+
+  // Only the owner writes: no read-modify-write is needed.
+  static std::int64_t add(Number& number, std::int64_t by) noexcept {
+    const std::int64_t sum = number.load(std::memory_order_relaxed) + by;
+    number.store(sum, std::memory_order_relaxed);
+    return sum;
+  }
+  void rise_of_kind(Metric metric, std::size_t kind, std::int64_t by) noexcept {
+    const std::int64_t level = add(levels_[metric][kind], by);
+    Number& maximum = maxima_[metric][kind];
+    if (level > maximum.load(std::memory_order_relaxed)) [[unlikely]] {
+      maximum.store(level, std::memory_order_relaxed);
+    }
+  }
+  void rise(Metric metric, bool large, std::int64_t by) noexcept {
+    add(ups_[metric][large ? 1 : 0], by);
+    rise_of_kind(metric, kind_of(large), by);
+    rise_of_kind(metric, kAllKind, by);
+  }
+  void fall(Metric metric, bool large, std::int64_t by) noexcept {
+    add(levels_[metric][kind_of(large)], -by);
+    add(levels_[metric][kAllKind], -by);
+  }
 
   std::array<std::array<Number, 2>, kThreadMetrics> ups_{};  // sums of increases [large]
   std::array<std::array<Number, kKinds>, kThreadMetrics> levels_{};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "allocator/segment.h"
 
@@ -17,26 +18,38 @@ std::uint32_t chain_limit(std::size_t size_bytes) noexcept {
 
 }  // namespace
 
-Block* StreamCache::take(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept {
-  if (!sizes::is_large(size_bytes)) return take_small(size_bytes, from_depot_bytes);
-  for (LargeBin& bin : large_) {
-    if (bin.size_bytes == size_bytes && !bin.chain.empty()) return bin.chain.pop();
+StreamCache::StreamCache(StreamRef stream, StreamDepot& depot, ThreadCounters& counters,
+                         const DeviceCounters& of_device)
+    : stream_(stream), depot_(depot), counters_(counters), of_device_(of_device) {}
+
+StreamCache::Bin& StreamCache::use_bin(std::size_t index) noexcept {
+  Bin& bin = bins_[index];
+  if (bin.limit == 0) {
+    bin.limit = chain_limit(class_size(index));
+    used_bins_[index / 64] |= std::uint64_t{1} << (index % 64);
   }
-  return nullptr;
+  return bin;
+}
+
+Block* StreamCache::take(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept {
+  if (sizes::is_large(size_bytes)) return try_take_large(size_bytes);
+  return take_small(size_bytes, from_depot_bytes);
 }
 
 Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept {
-  Bin& bin = bins_[size_class(size_bytes)];
-  if (bin.active.empty()) {
-    std::swap(bin.active, bin.spare);
-    if (bin.active.empty()) {
-      bin.active = depot_.take(size_class(size_bytes));
-      if (bin.active.empty()) return nullptr;
-      *from_depot_bytes += bin.active.count * size_bytes;
-      occupied_[size_class(size_bytes) / 64] |= std::uint64_t{1} << (size_class(size_bytes) % 64);
+  const std::size_t index = size_class(size_bytes);
+  Bin& bin = bins_[index];
+  if (bin.head == nullptr) {
+    Chain found = std::exchange(bin.spare, Chain());
+    if (found.empty()) {
+      found = depot_.take(index);
+      if (found.empty()) return nullptr;
+      *from_depot_bytes += found.count * size_bytes;
+      use_bin(index);
     }
+    bin.set_active(found);
   }
-  return bin.active.pop();
+  return try_take(size_bytes);
 }
 
 Chain StreamCache::put(Block* block, std::size_t* to_depot_bytes) noexcept {
@@ -46,9 +59,9 @@ Chain StreamCache::put(Block* block, std::size_t* to_depot_bytes) noexcept {
 
 Chain StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept {
   const std::size_t index = size_class(block->size_bytes);
-  Bin& bin = bins_[index];
+  Bin& bin = use_bin(index);
   Chain overflow;
-  if (bin.active.count >= chain_limit(block->size_bytes)) {
+  if (bin.count >= bin.limit) {
     if (!bin.spare.empty()) {
       const std::size_t bytes = bin.spare.count * block->size_bytes;
       try {
@@ -58,66 +71,67 @@ Chain StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept
         overflow = bin.spare;  // no host memory for the depot: the central list needs none here
       }
     }
-    bin.spare = bin.active;
-    bin.active = {};
+    bin.spare = bin.active();
+    bin.set_active({});
   }
-  bin.active.push(block);
-  occupied_[index / 64] |= std::uint64_t{1} << (index % 64);
+  static_cast<void>(try_put(block));  // there is room now
   return overflow;
 }
 
 Chain StreamCache::put_large(Block* block) noexcept {
-  LargeBin* chosen = nullptr;
-  for (LargeBin& bin : large_) {
-    if (bin.size_bytes == block->size_bytes) {
-      chosen = &bin;
-      break;
-    }
-    if (chosen == nullptr && bin.chain.empty()) chosen = &bin;
+  if (try_put_large(block)) return {};
+  std::size_t chosen = kLargeBins;
+  for (std::size_t i = 0; i < kLargeBins && chosen == kLargeBins; ++i) {
+    if (large_[i].empty()) chosen = i;
   }
-  Chain overflow;
-  if (chosen == nullptr) {
-    chosen = &large_[next_victim_];
+  if (chosen == kLargeBins) {
+    chosen = next_victim_;
     next_victim_ = (next_victim_ + 1) % kLargeBins;
-    overflow = chosen->chain;
-    chosen->chain = {};
   }
-  chosen->size_bytes = block->size_bytes;
-  chosen->chain.push(block);
+  const Chain overflow = std::exchange(large_[chosen], Chain());
+  large_sizes_[chosen] = block->size_bytes;
+  large_[chosen].push(block);
   return overflow;
 }
 
 Chain StreamCache::take_all() noexcept {
   Chain all;
-  for (std::size_t group = 0; group < occupied_.size(); ++group) {
-    for (std::uint64_t bits = occupied_[group]; bits != 0; bits &= bits - 1) {
+  for (std::size_t group = 0; group < used_bins_.size(); ++group) {
+    for (std::uint64_t bits = used_bins_[group]; bits != 0; bits &= bits - 1) {
       Bin& bin = bins_[group * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
-      all.append(bin.active);
+      Chain active = bin.active();
+      all.append(active);
       all.append(bin.spare);
+      bin = {};
     }
-    occupied_[group] = 0;
+    used_bins_[group] = 0;
   }
-  for (LargeBin& bin : large_) all.append(bin.chain);
+  Chain large = take_large();
+  all.append(large);
   return all;
 }
 
 Chain StreamCache::take_large() noexcept {
   Chain all;
-  for (LargeBin& bin : large_) all.append(bin.chain);
+  for (Chain& chain : large_) all.append(chain);
+  large_sizes_ = {};
   return all;
 }
 
-bool StreamCache::holds_large() const noexcept {
-  return std::any_of(large_.begin(), large_.end(),
-                     [](const LargeBin& bin) { return !bin.chain.empty(); });
+bool StreamCache::may_hold_large() const noexcept {
+  return std::any_of(large_sizes_.begin(), large_sizes_.end(),
+                     [](std::size_t size_bytes) { return size_bytes != 0; });
 }
 
 ThreadCache::ThreadCache(ThreadCacheOwner& owner, std::uint64_t owner_id, std::size_t device_count,
                          std::size_t limit_bytes)
-    : owner_id_(owner_id), owner_(&owner), limit_bytes_(limit_bytes), counters_(device_count) {}
+    : owner_id_(owner_id),
+      limit_bytes_(limit_bytes),
+      largest_bytes_(limit_bytes / 4),
+      owner_(&owner),
+      counters_(device_count) {}
 
-StreamCache* ThreadCache::find(StreamRef stream) noexcept {
-  if (last_ != nullptr && last_->stream() == stream) return last_;
+StreamCache* ThreadCache::look_up(StreamRef stream) noexcept {
   for (const auto& cache : streams_) {
     if (cache->stream() == stream) return last_ = cache.get();
   }
@@ -126,10 +140,6 @@ StreamCache* ThreadCache::find(StreamRef stream) noexcept {
 
 void ThreadCache::add(std::unique_ptr<StreamCache> cache) {
   streams_.push_back(std::move(cache));
-}
-
-void ThreadCache::hold(std::size_t bytes) noexcept {
-  held_bytes_.store(bytes, std::memory_order_relaxed);  // only the owner, or whoever stopped it
 }
 
 Block* ThreadCache::take(StreamCache& cache, std::size_t size_bytes) noexcept {
@@ -143,8 +153,8 @@ Block* ThreadCache::take(StreamCache& cache, std::size_t size_bytes) noexcept {
 Chain ThreadCache::put(StreamCache& cache, Block* block) noexcept {
   const std::size_t held = held_bytes_.load(std::memory_order_relaxed);
   Chain overflow;
-  if (block->size_bytes > limit_bytes_ / 4) {
-    overflow.push(block);  // one of these would push out everything else
+  if (block->size_bytes > largest_bytes_) {
+    overflow.push(block);
     return overflow;
   }
   if (held + block->size_bytes > limit_bytes_) {
@@ -171,7 +181,7 @@ Chain ThreadCache::take_large(int device) noexcept {
   bool holds = false;
   for (const auto& cache : streams_) {
     if (cache->stream().device != device) {
-      holds = holds || cache->holds_large();
+      holds = holds || cache->may_hold_large();
       continue;
     }
     Chain part = cache->take_large();

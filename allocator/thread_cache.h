@@ -22,10 +22,44 @@ namespace limbo {
 // sizes share a few entries by exact size.
 class StreamCache {
  public:
-  StreamCache(StreamRef stream, StreamDepot& depot) : stream_(stream), depot_(depot) {}
+  // `counters` are the owner's for the stream's device, whose own are `of_device`.
+  StreamCache(StreamRef stream, StreamDepot& depot, ThreadCounters& counters,
+              const DeviceCounters& of_device);
 
   [[nodiscard]] StreamRef stream() const noexcept { return stream_; }
+  [[nodiscard]] ThreadCounters& counters() noexcept { return counters_; }
+  [[nodiscard]] const DeviceCounters& of_device() const noexcept { return of_device_; }
 
+  // ---- hits ----
+  // A block of exactly this size that is at hand; null if none is.
+  [[nodiscard]] Block* try_take(std::size_t size_bytes) noexcept {
+    if (sizes::is_large(size_bytes)) [[unlikely]] {
+      return try_take_large(size_bytes);
+    }
+    Bin& bin = bins_[size_class(size_bytes)];
+    Block* block = bin.head;
+    if (block != nullptr) [[likely]] {
+      bin.head = block->link;
+      --bin.count;
+    }
+    return block;
+  }
+  // False where there is no room for the block, or its size has none yet.
+  [[nodiscard]] bool try_put(Block* block) noexcept {
+    if (sizes::is_large(block->size_bytes)) [[unlikely]] {
+      return try_put_large(block);
+    }
+    Bin& bin = bins_[size_class(block->size_bytes)];
+    if (bin.count >= bin.limit) [[unlikely]] {
+      return false;
+    }
+    block->link = bin.head;
+    bin.head = block;
+    ++bin.count;
+    return true;
+  }
+
+  // ---- what the depot is needed for ----
   // A block of exactly this size, from here or from the depot; null if there is none.
   // `*from_depot_bytes` is raised by what came from the depot.
   [[nodiscard]] Block* take(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept;
@@ -39,7 +73,8 @@ class StreamCache {
 
   // The large ones.
   [[nodiscard]] Chain take_large() noexcept;
-  [[nodiscard]] bool holds_large() const noexcept;
+  // Whether it has taken in any since take_large.
+  [[nodiscard]] bool may_hold_large() const noexcept;
 
   template <class Visit>
   void visit(const Visit& look) const {
@@ -47,33 +82,59 @@ class StreamCache {
       for (Block* block = chain.head; block != nullptr; block = block->link) look(block);
     };
     for (const Bin& bin : bins_) {
-      walk(bin.active);
+      walk(bin.active());
       walk(bin.spare);
     }
-    for (const LargeBin& bin : large_) walk(bin.chain);
+    for (const Chain& chain : large_) walk(chain);
   }
 
  private:
   static constexpr std::size_t kLargeBins = 8;
   struct Bin {
-    Chain active;
+    // The chain in use, and how many blocks a chain may hold: 0 until the bin is used and listed in
+    // used_bins_.
+    Block* head = nullptr;
+    std::uint32_t count = 0;
+    std::uint32_t limit = 0;
     Chain spare;
+
+    [[nodiscard]] Chain active() const noexcept { return {head, count}; }
+    void set_active(const Chain& chain) noexcept {
+      head = chain.head;
+      count = chain.count;
+    }
   };
-  struct LargeBin {
-    std::size_t size_bytes = 0;
-    Chain chain;
-  };
+  static_assert(sizeof(Bin) == 32, "two to a cache line");
+
+  [[nodiscard]] Block* try_take_large(std::size_t size_bytes) noexcept {
+    for (std::size_t i = 0; i < kLargeBins; ++i) {
+      if (large_sizes_[i] == size_bytes && !large_[i].empty()) return large_[i].pop();
+    }
+    return nullptr;
+  }
+  [[nodiscard]] bool try_put_large(Block* block) noexcept {
+    for (std::size_t i = 0; i < kLargeBins; ++i) {
+      if (large_sizes_[i] != block->size_bytes) continue;
+      large_[i].push(block);
+      return true;
+    }
+    return false;
+  }
 
   [[nodiscard]] Block* take_small(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept;
   [[nodiscard]] Chain put_small(Block* block, std::size_t* to_depot_bytes) noexcept;
   [[nodiscard]] Chain put_large(Block* block) noexcept;
+  Bin& use_bin(std::size_t index) noexcept;
 
   const StreamRef stream_;
   StreamDepot& depot_;
-  std::array<Bin, kSizeClasses> bins_{};
-  std::array<std::uint64_t, kSizeClasses / 64> occupied_{};  // bins that may hold something
-  std::array<LargeBin, kLargeBins> large_{};
+  ThreadCounters& counters_;
+  const DeviceCounters& of_device_;
+  std::array<std::size_t, kLargeBins> large_sizes_{};
+  std::array<Chain, kLargeBins> large_{};
   std::size_t next_victim_ = 0;
+  std::array<std::uint64_t, kSizeClasses / 64> used_bins_{};
+  std::array<Bin, kSizeClasses> bins_{};
 };
 
 class ThreadCacheOwner;
@@ -89,7 +150,29 @@ class alignas(64) ThreadCache {
 
   // ---- inside the gate ----
   // The stream's cache; null if it has none yet (see add).
-  [[nodiscard]] StreamCache* find(StreamRef stream) noexcept;
+  [[nodiscard]] StreamCache* find(StreamRef stream) noexcept {
+    if (last_ != nullptr && last_->stream() == stream) [[likely]] {
+      return last_;
+    }
+    return look_up(stream);
+  }
+  // Hits: null and false where the functions below them are to be asked.
+  [[nodiscard]] Block* try_take(StreamCache& cache, std::size_t size_bytes) noexcept {
+    Block* block = cache.try_take(size_bytes);
+    if (block != nullptr) [[likely]] {
+      hold(held_bytes_.load(std::memory_order_relaxed) - size_bytes);
+    }
+    return block;
+  }
+  [[nodiscard]] bool try_put(StreamCache& cache, Block* block) noexcept {
+    const std::size_t held = held_bytes_.load(std::memory_order_relaxed) + block->size_bytes;
+    if (held > limit_bytes_ || block->size_bytes > largest_bytes_ || !cache.try_put(block))
+        [[unlikely]] {
+      return false;
+    }
+    hold(held);
+    return true;
+  }
   [[nodiscard]] Block* take(StreamCache& cache, std::size_t size_bytes) noexcept;
   // Returns what must go to the central free lists: nothing, or, when the cache is over its limit,
   // everything it held.
@@ -137,15 +220,20 @@ class alignas(64) ThreadCache {
   ThreadCache* next_of_thread = nullptr;
 
  private:
-  void hold(std::size_t bytes) noexcept;
+  [[nodiscard]] StreamCache* look_up(StreamRef stream) noexcept;
+  // Only the owner calls it, or whoever has stopped it.
+  void hold(std::size_t bytes) noexcept { held_bytes_.store(bytes, std::memory_order_relaxed); }
 
+  // What a hit reads and writes, on one cache line.
   Gate gate_;
   std::atomic<std::uint64_t> owner_id_;
-  ThreadCacheOwner* const owner_;
-  const std::size_t limit_bytes_;
-  std::atomic<std::size_t> held_bytes_{0};
-  std::atomic<bool> may_hold_large_{false};
   StreamCache* last_ = nullptr;
+  std::atomic<std::size_t> held_bytes_{0};
+  const std::size_t limit_bytes_;
+  const std::size_t largest_bytes_;  // of a block: larger ones would push out everything else
+
+  ThreadCacheOwner* const owner_;
+  std::atomic<bool> may_hold_large_{false};
   std::vector<std::unique_ptr<StreamCache>> streams_;
   std::vector<ThreadCounters> counters_;
 };

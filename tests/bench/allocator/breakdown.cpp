@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <atomic>
@@ -26,9 +27,11 @@ enum Part : unsigned {
   kTargetDevice = 8,
   kDevice = 16,
   kCore = 32,
+  kProfilerState = 64,
 };
 
 std::atomic<std::uint64_t> sink{0};  // so that nothing is left out
+Allocator* core = nullptr;
 
 template <unsigned Parts>
 class Partial final : public Pluggable {
@@ -46,14 +49,14 @@ class Partial final : public Pluggable {
     }
     void* data = this;
     if constexpr ((Parts & kCore) != 0) {
-      data = process_allocator().allocate(size_bytes, StreamRef{device, nullptr});
+      data = core->allocate(size_bytes, StreamRef{device, nullptr});
     }
     look();
     return data;
   }
   void raw_delete(void* data) override {
     look();
-    if constexpr ((Parts & kCore) != 0) process_allocator().free(data);
+    if constexpr ((Parts & kCore) != 0) core->free(data);
     if (data == nullptr) note();
   }
 
@@ -65,6 +68,10 @@ class Partial final : public Pluggable {
     }
     if constexpr ((Parts & kProfiler) != 0) {
       if (c10::memoryProfilingEnabled()) note();
+    }
+    if constexpr ((Parts & kProfilerState) != 0) {
+      constexpr auto kKind = c10::DebugInfoKind::PROFILER_STATE;
+      if (c10::ThreadLocalDebugInfo::get(kKind) != nullptr) note();
     }
   }
 };
@@ -116,6 +123,8 @@ std::vector<Measurement> breakdown_rows() {
   const char* gpu = gpu_name() == "simulated" ? "torch's current stream needs a GPU" : "";
   auto stream = part_row<kStream>("stream", "calls, torch's current stream");
   auto profiler = part_row<kProfiler>("profiler", "calls, memoryProfilingEnabled twice");
+  auto state = part_row<kProfilerState>("profiler-state",
+                                        "calls, whether there is a profiler's state, twice");
   auto trace = part_row<kTrace>("trace", "calls, GPUTrace twice");
   auto c10_itself = part_row<kStream | kProfiler | kTrace>(
       "c10", "calls, stream, profiler, trace: what c10 itself costs");
@@ -130,7 +139,7 @@ std::vector<Measurement> breakdown_rows() {
     row->skipped = gpu;
   }
   for (Measurement* row :
-       {&stream, &profiler, &trace, &c10_itself, &target, &device, &core, &all}) {
+       {&stream, &profiler, &state, &trace, &c10_itself, &target, &device, &core, &all}) {
     rows.push_back(std::move(*row));
   }
   return rows;
