@@ -4,6 +4,7 @@
 //   void enter_thread()                      makes a context current in a thread
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -186,8 +187,10 @@ std::vector<Measurement> common_rows(Crew& crew, double pair_budget_ns) {
   add("mixed-threads-16",
       "in each of 16 threads 256 live blocks of 512 B to 1 MiB, 64 sizes: a call",
       Unit::kNanoseconds, std::nullopt, 1, [&crew, sets](std::uint64_t count) {
-        return crew.run(kCrewSize,
-                        [&](std::size_t index) { (void)(*sets)[index].run<Subject>(count); });
+        std::array<double, kCrewSize> seconds{};  // without the making of the sets
+        crew.run(kCrewSize,
+                 [&](std::size_t index) { seconds[index] = (*sets)[index].run<Subject>(count); });
+        return *std::max_element(seconds.begin(), seconds.end());
       });
   return rows;
 }
