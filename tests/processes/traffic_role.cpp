@@ -4,9 +4,10 @@
 // |--------------------|-----------------------------------------------------------|-------------------|
 // | send COUNT         | sends COUNT small blocks and frees them                   | the messages      |
 // | receive MESSAGE... | opens, reads and releases each                            | how many were right |
+// | keep MESSAGE...    | opens and reads each, and keeps them until `drop`         | how many were right |
 // | replace VALUE      | sends a new block of this value in the place of the last  | the message       |
 // | hold MESSAGE VALUE | opens it in the place of the last; reads it               | 1 or 0            |
-// | drop               | gives up what `replace` or `hold` has                     |                   |
+// | drop               | gives up what `keep`, `replace` or `hold` has             |                   |
 // | allocate_meanwhile | threads allocate and free until `enough`                  |                   |
 // | enough             | ends them                                                 | collects within them |
 // | uses               | what this process uses now                                | names and numbers |
@@ -85,6 +86,16 @@ class Traffic {
     return std::to_string(right);
   }
 
+  std::string keep(Words& in) {
+    std::size_t right = 0;
+    for (std::string message; in >> message;) {
+      kept_.push_back(process_sharing().receive(from_hex(message), {}).block);
+      const ReceivedBlock& block = *kept_.back();
+      if (is_filled(block, static_cast<std::uint32_t>(block.size_bytes() / 4))) ++right;
+    }
+    return std::to_string(right);
+  }
+
   std::string replace(Words& in) {
     std::uint32_t value = 0;
     in >> value;
@@ -102,6 +113,8 @@ class Traffic {
   }
   std::string drop(Words&) {
     received_.reset();
+    kept_.clear();
+    kept_.shrink_to_fit();
     if (current_ != nullptr) allocator().free(current_);
     current_ = nullptr;
     return {};
@@ -181,6 +194,7 @@ class Traffic {
   const std::map<std::string, std::function<std::string(Words&)>> commands_ = {
       {"send", [this](Words& w) { return send(w); }},
       {"receive", [this](Words& w) { return receive(w); }},
+      {"keep", [this](Words& w) { return keep(w); }},
       {"replace", [this](Words& w) { return replace(w); }},
       {"hold", [this](Words& w) { return hold(w); }},
       {"drop", [this](Words& w) { return drop(w); }},
@@ -191,6 +205,7 @@ class Traffic {
   std::mt19937 random_{1};
   void* current_ = nullptr;
   std::unique_ptr<ReceivedBlock> received_;
+  std::vector<std::unique_ptr<ReceivedBlock>> kept_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t>* called_ = nullptr;
