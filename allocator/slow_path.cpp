@@ -147,7 +147,7 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   request.size_bytes = rounded_size(at, asked);
   if (request.size_bytes != asked.size_bytes && request.pool == nullptr) {
     // The hit that was looked for was one of another size.
-    if (Block* block = take_cached(request); block != nullptr) return block->data();
+    if (void* data = take_cached_again(request); data != nullptr) return data;
   }
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
