@@ -171,6 +171,20 @@ TEST_F(AllocatorUncutTest, OtherStreamsSegmentsGoBackOnlyIfThatIsNotEnough) {
   EXPECT_EQ(reserved_mib_beside(150), 0);
 }
 
+TEST_F(AllocatorUncutTest, ManySmallBlocksLeaveALargeOneWhole) {
+  leave_free({100}, home_);
+  std::vector<std::byte*> small;
+  for (int i = 0; i < 50; ++i) {
+    small.push_back(allocate(3 * kMiB));
+    small.push_back(allocate(300 * 1024));
+  }
+  const std::int64_t before = reserved();
+  std::byte* large = allocate(100 * kMiB);
+  EXPECT_EQ(reserved(), before);
+  allocator_.free(large);
+  for (std::byte* block : small) allocator_.free(block);
+}
+
 // ---- beside a thread that is in the driver ------------------------------------------------------
 
 class AllocatorInTheDriver : public AllocatorTest {

@@ -26,6 +26,20 @@ add_test(NAME tools.replay_refuses_native_without_a_gpu COMMAND limbo_replay --b
 set_tests_properties(tools.replay_refuses_native_without_a_gpu
                      PROPERTIES LABELS tools PASS_REGULAR_EXPRESSION "runs on a GPU only")
 
+if(NOT LIMBO_SANITIZE)
+  # On a GPU, also on PyTorch's allocator, where there is one.
+  add_test(NAME gpu.replay COMMAND limbo_replay --device cuda ${limbo_traces}/multistream.trace)
+  set(limbo_gpu_replays gpu.replay)
+  if(TARGET limbo_torch)
+    add_test(NAME gpu.replay_native COMMAND limbo_replay --device cuda --backend native --find-limit
+                                            ${limbo_traces}/multistream.trace)
+    list(APPEND limbo_gpu_replays gpu.replay_native)
+  endif()
+  set_tests_properties(
+    ${limbo_gpu_replays} PROPERTIES TIMEOUT 120 LABELS gpu RESOURCE_LOCK gpu SKIP_REGULAR_EXPRESSION
+                                    "There is no CUDA device")
+endif()
+
 if(ZLIB_FOUND)
   foreach(entry gpt_train_varlen.trace.gz=1.113 gpt_train_ckpt.trace.gz=1.189
                 gpt_decode.trace.gz=1.154 rl_colocated.trace.gz=1.387 moe_train.trace.gz=1.169
