@@ -118,7 +118,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   std::size_t return_pieces(DeviceHeap& at, const Pool* only = nullptr);
   bool return_piece(DeviceHeap& at, Segment& segment);
   bool return_uncut(DeviceHeap& at, const Request& request);
-  void collect_garbage(DeviceHeap& at);
+  void collect_garbage(DeviceHeap& at, const Request& request);
   // Trackers hear of a piece before anybody can be handed a part of it, and before the driver gets
   // it back. Throws what they throw; then none of them has heard of it.
   static void tell_of_piece(DeviceHeap& at, TraceAction action, const void* base,

@@ -112,12 +112,12 @@ bool Allocator::Impl::return_uncut(DeviceHeap& at, const Request& request) {
 }
 
 // Returns the longest unused large segments while more is reserved than the policy's threshold.
-void Allocator::Impl::collect_garbage(DeviceHeap& at) {
+void Allocator::Impl::collect_garbage(DeviceHeap& at, const Request& request) {
   {
     const std::lock_guard lock(at.mutex);
     if (at.policy.garbage_collection_threshold <= 0) return;
   }
-  if (driver_is_gone.load()) return;
+  if (driver_is_gone.load() || in_capture(at, request)) return;
   const std::size_t capacity_bytes = device.memory_info(at.device).total_bytes;
   while (true) {
     Segment* segment = nullptr;

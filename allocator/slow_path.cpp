@@ -156,7 +156,7 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   if (void* data = search(request)) return data;
   reclaim_caches(at);
   if (void* data = search(request)) return data;
-  collect_garbage(at);
+  collect_garbage(at, request);
   if (void* data = grow(at, request, segment_size(request.size_bytes))) return data;
   if (void* data = take_in_need(at, request)) return data;
   return make_room(at, request);

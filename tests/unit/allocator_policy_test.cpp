@@ -185,6 +185,28 @@ TEST_F(AllocatorUncutTest, ManySmallBlocksLeaveALargeOneWhole) {
   for (std::byte* block : small) allocator_.free(block);
 }
 
+// ---- in a capture ------------------------------------------------------------------------------
+
+TEST_F(AllocatorPolicyTest, NothingGoesBackToTheDriverInACapture) {
+  AllocationPolicy policy;
+  policy.garbage_collection_threshold = 0.05;  // of 2 GiB
+  allocator_.set_policy(policy);
+  const StreamRef capturing = stream();
+  allocator_.free(allocate(300 * kMiB));
+  sim_->begin_capture(capturing, SimCaptureMode::kGlobal);
+  const std::uint64_t frees = sim_->calls(CallKind::kFree);
+  std::byte* block = allocate(200 * kMiB, capturing);
+  allocator_.set_limit_bytes(0, 510 * kMiB);
+  EXPECT_NE(out_of_memory([&] { static_cast<void>(allocate(50 * kMiB, capturing)); }), "");
+  EXPECT_EQ(sim_->calls(CallKind::kFree), frees);
+  EXPECT_EQ(allocator_.stats(0).num_alloc_retries, 0);
+  EXPECT_NE(sim_->end_capture(capturing), nullptr);
+  std::byte* other = allocate(50 * kMiB, capturing);
+  EXPECT_GT(sim_->calls(CallKind::kFree), frees);
+  allocator_.free(block);
+  allocator_.free(other);
+}
+
 // ---- beside a thread that is in the driver ------------------------------------------------------
 
 class AllocatorInTheDriver : public AllocatorTest {
