@@ -1,108 +1,33 @@
 #include "ipc/channel.h"
 
-#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <map>
 #include <utility>
-#include <vector>
 
 #include "allocator/error.h"
+#include "ipc/channel_impl.h"
 #include "ipc/channel_requests.h"
-#include "ipc/channel_socket.h"
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
 #include "ipc/incarnation.h"
-#include "ipc/lease_watch.h"
 #include "ipc/life_line.h"
-#include "ipc/messages.h"
-#include "ipc/questions.h"
 
 namespace limbo {
 namespace {
 
 // How many messages of one connection are read before others have their turn.
 constexpr int kMessagesInARow = 16;
-constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
-// How often the waits on a forwarder that is gone and not quiet are completed.
-constexpr std::chrono::milliseconds kCompleteForwarderAgain{20};
 
 }  // namespace
-
-// One consumer, from accept until it is quiet. Of the reaper alone.
-struct ChannelPeer {
-  using Clock = std::chrono::steady_clock;
-
-  OwnedFd socket;  // invalid: the connection is closed
-  pid_t pid = 0;
-  OwnedFd pidfd;  // until hello; then the watch's
-  Clock::time_point handshake_until;
-  std::optional<std::uint32_t> lease;  // after hello
-  std::unique_ptr<PeerWatch> watch;
-  bool reported_gone = false;
-  std::string reported_why;
-  std::optional<Clock::time_point> complete_again;  // a late write may set a timeline back
-};
-
-struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
-  using Clock = ServiceThread::Clock;
-
-  Impl(ServiceThread& reaper_thread, ServiceThread& worker_thread, LeaseKeeper& lease_keeper,
-       const Incarnation& own)
-      : reaper(reaper_thread),
-        worker(worker_thread),
-        keeper(lease_keeper),
-        incarnation(own),
-        directory(RuntimeDirectory::open_own()),
-        name(channel_socket_name(own)) {}
-
-  ServiceThread& reaper;
-  ServiceThread& worker;
-  LeaseKeeper& keeper;
-  const Incarnation incarnation;
-  const RuntimeDirectory directory;
-  const std::string name;
-
-  // Of the reaper alone from the start on.
-  OwnedFd listener;
-  std::map<std::uint64_t, ChannelPeer> peers;
-  std::uint64_t next_peer = 0;
-  std::optional<Clock::time_point> paused_until;  // out of descriptors: no accepting until then
-  bool closed = false;
-  std::shared_ptr<Questions> questions;
-
-  void start();
-  void answer_by(Answerer& answerer);
-  void accept_all();
-  void accept_one(OwnedFd socket);
-  void read(std::uint64_t id);
-  void take(std::uint64_t id, ChannelPeer& peer, Packet& packet);
-  void take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet);
-  void give_up(std::uint64_t id);
-  [[nodiscard]] bool welcome(const ChannelPeer& peer, const LeaseGrant& grant);
-  void close_connection(std::uint64_t id);
-  void look_at(std::uint64_t id);
-  void end_lease(std::uint64_t id);
-  void drop(std::uint64_t id);
-  void reap(bool force);
-  std::optional<Clock::time_point> run(Clock::time_point now);
-  void shut();
-
-  static void answer(const ChannelPeer& peer, MessageType type, ErrorCode code,
-                     const std::string& text) {
-    // A peer that takes no more answers misses this one.
-    (void)send_packet(peer.socket.get(), encode(Refused{code, text}, type));
-  }
-};
 
 void Channel::Impl::start() {
   remove_dead_sockets(directory);
   listener = listen_in(directory, name);
   fork_guard::set_listener(listener.get());
+  paused_until = Clock::now();  // the periodic watches it
   reaper.post([self = shared_from_this()] {
-    self->reaper.watch(self->listener.get(), [impl = self.get()] { impl->accept_all(); });
     self->reaper.add_periodic(
         [weak = std::weak_ptr(self)](Clock::time_point now) -> std::optional<Clock::time_point> {
           const auto impl = weak.lock();
@@ -166,9 +91,13 @@ void Channel::Impl::accept_one(OwnedFd socket) {
     return;
   }
   const std::uint64_t id = next_peer++;
-  const int fd = peer.socket.get();
-  peers.emplace(id, std::move(peer));
-  reaper.watch(fd, [this, id] { read(id); });
+  const ChannelPeer& kept = peers.emplace(id, std::move(peer)).first->second;
+  try {
+    reaper.watch(kept.socket.get(), [this, id] { read(id); });
+  } catch (const Error& failure) {
+    answer(kept, MessageType::kRefused, ErrorCode::kNoChannel, failure.what());
+    drop(id);
+  }
 }
 
 void Channel::Impl::read(std::uint64_t id) {
@@ -280,16 +209,6 @@ void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& pack
   }
 }
 
-// A lease whose tables were not handed out: there is nothing that its consumer could hold.
-void Channel::Impl::give_up(std::uint64_t id) {
-  const std::uint32_t lease = *peers.at(id).lease;
-  drop(id);
-  worker.post([this, lease] {
-    keeper.lease_gone(lease, "it was handed nothing");
-    keeper.lease_quiet(lease);
-  });
-}
-
 // False: the consumer is dead, or has missed its deadline and gone.
 bool Channel::Impl::welcome(const ChannelPeer& peer, const LeaseGrant& grant) {
   Welcome message;
@@ -300,115 +219,6 @@ bool Channel::Impl::welcome(const ChannelPeer& peer, const LeaseGrant& grant) {
   const int descriptors[Welcome::kDescriptors] = {grant.ledger_fd, grant.timelines_fd, grant.row_fd,
                                                   life_line::far_end(), grant.own_timelines_fd};
   return send_packet(peer.socket.get(), encode(message), descriptors);
-}
-
-void Channel::Impl::close_connection(std::uint64_t id) {
-  const auto found = peers.find(id);
-  ChannelPeer& peer = found->second;
-  reaper.unwatch(peer.socket.get());
-  peer.socket.reset();
-  if (!peer.lease) {
-    peers.erase(found);
-    return;
-  }
-  peer.watch->signs().connection_closed = true;
-  look_at(id);
-}
-
-void Channel::Impl::look_at(std::uint64_t id) {
-  const auto found = peers.find(id);
-  if (found == peers.end() || !found->second.watch) return;
-  ChannelPeer& peer = found->second;
-  DeathSigns& signs = peer.watch->signs();
-  const Clock::time_point now = Clock::now();
-  const auto quiet_at = signs.quiet_at(now);
-  if (!signs.gone()) return;
-  const std::uint32_t lease = *peer.lease;
-  peer.complete_again.reset();
-  if (keeper.complete_waits(lease)) peer.complete_again = now + kCompleteForwarderAgain;
-  if (std::string why = signs.why(); !peer.reported_gone || why != peer.reported_why) {
-    peer.reported_gone = true;
-    peer.reported_why = why;
-    worker.post([this, lease, why = std::move(why)] { keeper.lease_gone(lease, why); });
-  }
-  LIMBO_FAIL_POINT("peer.after_gone");
-  if (!quiet_at || *quiet_at > now) return;
-  end_lease(id);
-  LIMBO_FAIL_POINT("peer.after_quiet");
-}
-
-void Channel::Impl::end_lease(std::uint64_t id) {
-  const std::uint32_t lease = *peers.at(id).lease;
-  drop(id);
-  worker.post([this, lease] { keeper.lease_quiet(lease); });
-}
-
-void Channel::Impl::drop(std::uint64_t id) {
-  const auto found = peers.find(id);
-  if (found == peers.end()) return;
-  if (found->second.socket.valid()) reaper.unwatch(found->second.socket.get());
-  peers.erase(found);
-}
-
-void Channel::Impl::reap(bool force) {
-  LIMBO_FAIL_POINT("reap.before_look");
-  std::vector<std::uint64_t> ids;
-  for (const auto& [id, peer] : peers) {
-    if (peer.watch) ids.push_back(id);
-  }
-  for (const std::uint64_t id : ids) {
-    peers.at(id).watch->look_now();  // its own end only
-    const auto left = peers.find(id);
-    if (force && left != peers.end() && left->second.watch->signs().gone()) end_lease(id);
-  }
-}
-
-std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_point now) {
-  if (closed) return std::nullopt;
-  std::optional<Clock::time_point> next;
-  const auto wake_at = [&](Clock::time_point when) {
-    if (!next || when < *next) next = when;
-  };
-  for (auto entry = peers.begin(); entry != peers.end();) {
-    const auto current = entry++;  // look_at and erase end the current entry only
-    const std::uint64_t current_id = current->first;
-    ChannelPeer& peer = current->second;
-    if (!peer.lease) {
-      if (peer.handshake_until > now) {
-        wake_at(peer.handshake_until);
-        continue;
-      }
-      answer(peer, MessageType::kRefused, ErrorCode::kNoChannel, "No hello came in time");
-      reaper.unwatch(peer.socket.get());
-      peers.erase(current);
-      continue;
-    }
-    const auto quiet_at = peer.watch->signs().quiet_at(now);
-    if ((quiet_at && *quiet_at <= now) || (peer.complete_again && *peer.complete_again <= now)) {
-      look_at(current_id);
-      if (peers.find(current_id) == peers.end()) continue;
-    }
-    if (peer.complete_again) wake_at(*peer.complete_again);
-    if (quiet_at && *quiet_at > now) wake_at(*quiet_at);
-  }
-  if (paused_until && *paused_until <= now) {
-    paused_until.reset();
-    reaper.watch(listener.get(), [this] { accept_all(); });
-  } else if (paused_until) {
-    wake_at(*paused_until);
-  }
-  return next;
-}
-
-void Channel::Impl::shut() {
-  closed = true;
-  if (listener.valid()) reaper.unwatch(listener.get());
-  fork_guard::set_listener(-1);
-  listener.reset();
-  for (auto& [id, peer] : peers) {
-    if (peer.socket.valid()) reaper.unwatch(peer.socket.get());
-  }
-  peers.clear();
 }
 
 Channel::Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,

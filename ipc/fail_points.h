@@ -70,6 +70,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"forwarder.before_complete"},
     {"forwarder.after_complete"},
     {"bye.before_send"},
+    {"watch.before_add", true},
     {"orphan.before_complete"},
     {"orphan.after_complete"},
     // the producer's end of a connection

@@ -50,6 +50,8 @@ std::optional<ForeignTimelinesTable::Clock::time_point> ForeignTimelinesTable::r
           std::make_unique<PeerWatch>(reaper, std::move(foreign.pidfd),
                                       std::move(foreign.life_line), foreign.life_line_flags, [] {});
     }
+    (void)foreign.watch->try_again();
+    if (!foreign.watch->stands()) wake_at(now + ServiceThread::kWatchAgain);
     DeathSigns& signs = foreign.watch->signs();
     // Its connection is its owner's: while that lives, it sees an exec and completes the waits.
     signs.connection_closed = owner_gone;

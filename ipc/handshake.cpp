@@ -52,9 +52,11 @@ class Caller {
     const int descriptors[Hello::kDescriptors] = {life_line};
     LIMBO_FAIL_POINT("connect.before_hello");
     if (!send_packet(result_.socket.get(), encode(hello), descriptors)) {
-      const std::string cause = std::strerror(errno);
+      const int error = errno;
       check_alive();
-      fail("send: " + cause);
+      // Refused before it was greeted: what it said then is there still.
+      if (error == EPIPE || error == ECONNRESET) read_answer();
+      fail(std::string("send: ") + std::strerror(error));
     }
     LIMBO_FAIL_POINT("connect.after_hello");
     result_.socket.has_said_hello();

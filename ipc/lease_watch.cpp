@@ -56,13 +56,43 @@ PeerWatch::PeerWatch(ServiceThread& reaper, OwnedFd pidfd, OwnedFd life_line, st
       life_line_(std::move(life_line)),
       changed_(std::move(changed)) {
   signs_.life_line_flags = flags;
-  if (pidfd_.valid()) reaper_.watch(pidfd_.get(), [this] { see_pidfd(); });
-  if (life_line_.valid()) reaper_.watch(life_line_.get(), [this] { see_life_line(); });
+  watch_rest();
 }
 
 PeerWatch::~PeerWatch() {
   if (pidfd_.valid()) reaper_.unwatch(pidfd_.get());
   if (life_line_.valid()) reaper_.unwatch(life_line_.get());
+}
+
+void PeerWatch::watch_rest() noexcept {
+  const auto watch = [this](const OwnedFd& fd, bool& watched, void (PeerWatch::*see)()) {
+    if (watched || !fd.valid()) return;
+    reaper_.watch(fd.get(), [this, see] { (this->*see)(); });
+    watched = true;
+  };
+  try {
+    if (!signs_.process_ended) watch(pidfd_, pidfd_watched_, &PeerWatch::see_pidfd);
+    if (!signs_.life_line_closed) watch(life_line_, life_line_watched_, &PeerWatch::see_life_line);
+  } catch (const std::exception&) {
+    // No memory, or too many watches: again later.
+  }
+}
+
+bool PeerWatch::stands() const noexcept {
+  return (pidfd_watched_ || signs_.process_ended || !pidfd_.valid()) &&
+         (life_line_watched_ || signs_.life_line_closed || !life_line_.valid());
+}
+
+bool PeerWatch::try_again() noexcept {
+  if (stands()) return false;
+  watch_rest();
+  const DeathSigns before = signs_;
+  if (!pidfd_watched_ && pidfd_.valid()) signs_.process_ended |= is_readable(pidfd_.get());
+  if (!life_line_watched_ && life_line_.valid()) {
+    signs_.life_line_closed |= is_closed(life_line_.get());
+  }
+  return signs_.process_ended != before.process_ended ||
+         signs_.life_line_closed != before.life_line_closed;
 }
 
 void PeerWatch::look_now() {

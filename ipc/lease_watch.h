@@ -55,7 +55,8 @@ struct DeathSigns {
 // Watches one process by its pidfd and life line, on the reaper. All calls on the reaper.
 class PeerWatch {
  public:
-  // `changed` is called after every sign. The descriptors are owned from here on.
+  // `changed` is called after every sign. The descriptors are owned from here on, also where they
+  // cannot be watched yet.
   PeerWatch(ServiceThread& reaper, OwnedFd pidfd, OwnedFd life_line, std::uint32_t flags,
             std::function<void()> changed);
   ~PeerWatch();
@@ -67,16 +68,24 @@ class PeerWatch {
   [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
   [[nodiscard]] int life_line() const noexcept { return life_line_.get(); }
   [[nodiscard]] std::uint32_t life_line_flags() const noexcept { return signs_.life_line_flags; }
+  // Whether it is told of every sign. Where not, whoever owns it calls try_again, every kWatchAgain.
+  [[nodiscard]] bool stands() const noexcept;
+  // Looks at what is not watched, and watches it where that can be done now. True when there was a
+  // sign, which `changed` is not told of.
+  bool try_again() noexcept;
   // Looks at both descriptors now, without waiting for the thread's next round, and calls `changed`.
   void look_now();
 
  private:
+  void watch_rest() noexcept;
   void see_pidfd();
   void see_life_line();
 
   ServiceThread& reaper_;
   OwnedFd pidfd_;
   OwnedFd life_line_;
+  bool pidfd_watched_ = false;
+  bool life_line_watched_ = false;
   DeathSigns signs_;
   std::function<void()> changed_;
 };

@@ -18,7 +18,7 @@ Links::Links(Device& device, const Incarnation& own, ServiceThread& reaper, Serv
 std::optional<ServiceThread::Clock::time_point> Links::run(ServiceThread::Clock::time_point now) {
   std::optional<ServiceThread::Clock::time_point> next;
   for (const auto& link : all()) {
-    const auto wanted = link->run(now);
+    const auto wanted = link->run(reaper_, now);
     if (wanted && (!next || *wanted < *next)) next = wanted;
     // Its idle mappings keep memory of the dead; so do the timelines of dead forwarders.
     if (!link->usable() || link->has_finished()) unmapper_.nudge();
@@ -71,7 +71,7 @@ std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
     }
   }
   connected_.notify_all();
-  reaper_.post([this, link] { link->watch(reaper_); });
+  reaper_.ring();  // which watches it in its periodic
   return link;
 }
 

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "ipc/messages.h"
 
@@ -47,9 +48,10 @@ PacketStatus receive_packet(int socket, Packet& packet) {
   header.msg_control = control;
   header.msg_controllen = sizeof(control);
   ssize_t got = -1;
+  bool reset = false;  // told once: its end has left a message of ours unread; what it said is there
   do {
     got = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (got < 0) {
     return errno == EAGAIN || errno == EWOULDBLOCK ? PacketStatus::kNothing : PacketStatus::kClosed;
   }

@@ -56,6 +56,11 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
       watched_pidfd_(std::move(hands.pidfd)),
       watched_life_line_(std::move(hands.life_line)),
       life_line_flags_(hands.life_line_flags) {
+  if (!pidfd_.valid()) {
+    throw Error(ErrorCode::kNoChannel,
+                "This process has no descriptor left to see the sender's end by.",
+                "Raise the limit of open files.");
+  }
   if (!ledger_is(ledger_, address_.incarnation)) {
     const std::uint64_t theirs = ledger_.header().version.load(std::memory_order_acquire);
     throw Error(ErrorCode::kNoChannel,
@@ -163,12 +168,26 @@ void ProducerLink::tell_context_lost() noexcept {
   }
 }
 
-void ProducerLink::watch(ServiceThread& reaper) {
-  // What the signs mean is looked at in the periodic, which follows every event.
-  watch_ = std::make_unique<PeerWatch>(reaper, std::move(watched_pidfd_),
-                                       std::move(watched_life_line_), life_line_flags_, [] {});
-  reaper.watch(socket_.get(), [this, &reaper] { read_connection(reaper); });
-  reaper_.store(&reaper);
+// Again and again until all is watched; meanwhile it is looked at here. When to be called again.
+std::optional<DeathSigns::Clock::time_point> ProducerLink::watch(
+    ServiceThread& reaper, DeathSigns::Clock::time_point now) {
+  if (!watch_) {
+    // What the signs mean is looked at in the periodic, which follows every event.
+    watch_ = std::make_unique<PeerWatch>(reaper, std::move(watched_pidfd_),
+                                         std::move(watched_life_line_), life_line_flags_, [] {});
+    reaper_.store(&reaper);
+  }
+  (void)watch_->try_again();
+  if (!connection_watched_ && !watch_->signs().connection_closed) {
+    try {
+      reaper.watch(socket_.get(), [this, &reaper] { read_connection(reaper); });
+      connection_watched_ = true;
+    } catch (const std::exception&) {
+      read_connection(reaper);
+    }
+  }
+  const bool all = watch_->stands() && (connection_watched_ || watch_->signs().connection_closed);
+  return all ? std::nullopt : std::optional(now + ServiceThread::kWatchAgain);
 }
 
 void ProducerLink::unwatch(ServiceThread& reaper) {
@@ -208,12 +227,13 @@ void ProducerLink::take(Packet&& packet) {
   }
 }
 
-std::optional<DeathSigns::Clock::time_point> ProducerLink::run(DeathSigns::Clock::time_point now) {
-  if (!watch_) return std::nullopt;  // not watched yet
-  const auto for_producer = run_for_producer(now);
-  const auto for_forwarders = foreign_.run(*reaper_.load(), now, orphaned());
-  if (!for_producer || !for_forwarders) return for_producer ? for_producer : for_forwarders;
-  return std::min(*for_producer, *for_forwarders);
+std::optional<DeathSigns::Clock::time_point> ProducerLink::run(ServiceThread& reaper,
+                                                               DeathSigns::Clock::time_point now) {
+  std::optional<DeathSigns::Clock::time_point> next = watch(reaper, now);
+  for (const auto wanted : {run_for_producer(now), foreign_.run(reaper, now, orphaned())}) {
+    if (wanted && (!next || *wanted < *next)) next = wanted;
+  }
+  return next;
 }
 
 std::optional<DeathSigns::Clock::time_point> ProducerLink::run_for_producer(

@@ -105,10 +105,11 @@ class ProducerLink {
 
   // ---- the reaper's --------------------------------------------------------------------------
 
-  void watch(ServiceThread& reaper);
+  // Watches the producer; completes the waits of a dead one, and of dead forwarders. When to be called
+  // again, if at all. No device call.
+  [[nodiscard]] std::optional<DeathSigns::Clock::time_point> run(ServiceThread& reaper,
+                                                                 DeathSigns::Clock::time_point now);
   void unwatch(ServiceThread& reaper);
-  // Completes the waits of a dead producer; when to be called again, if at all. No device call.
-  [[nodiscard]] std::optional<DeathSigns::Clock::time_point> run(DeathSigns::Clock::time_point now);
 
   // Of how many forwarders the timelines are here.
   [[nodiscard]] std::size_t forwarders_met() { return foreign_.size(); }
@@ -119,6 +120,8 @@ class ProducerLink {
   [[nodiscard]] bool has_finished() { return foreign_.has_finished(); }
 
  private:
+  [[nodiscard]] std::optional<DeathSigns::Clock::time_point> watch(
+      ServiceThread& reaper, DeathSigns::Clock::time_point now);
   void read_connection(ServiceThread& reaper);
   void take(Packet&& packet);
   void complete_producers_waits() noexcept;
@@ -155,6 +158,7 @@ class ProducerLink {
   OwnedFd watched_life_line_;
   std::uint32_t life_line_flags_ = 0;
   std::unique_ptr<PeerWatch> watch_;
+  bool connection_watched_ = false;
   bool completed_ = false;  // the producer is quiet and its waits are completed for good
 };
 

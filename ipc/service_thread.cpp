@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "allocator/error.h"
+#include "ipc/fail_points.h"
 #include "ipc/owned_fd.h"
 
 namespace limbo {
@@ -181,14 +182,19 @@ void ServiceThread::nudge() {
 }
 
 void ServiceThread::watch(int fd, Task handler) {
+  LIMBO_FAIL_POINT("watch.before_add");
+  // The handler first: whoever is watched has one.
+  const auto place =
+      impl_->handlers.insert_or_assign(fd, std::make_shared<Task>(std::move(handler))).first;
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.fd = fd;
   if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw Error(ErrorCode::kInternal, "Descriptor " + std::to_string(fd) +
-                                          " cannot be watched: " + std::strerror(errno) + ".");
+    const std::string cause = std::strerror(errno);
+    impl_->handlers.erase(place);
+    throw Error(ErrorCode::kInternal,
+                "Descriptor " + std::to_string(fd) + " cannot be watched: " + cause + ".");
   }
-  impl_->handlers[fd] = std::make_shared<Task>(std::move(handler));
 }
 
 void ServiceThread::unwatch(int fd) {

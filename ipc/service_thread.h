@@ -30,6 +30,9 @@ class ServiceThread {
   // Called in every round; returns when it wants to be called next at the latest, or nothing.
   using Periodic = std::function<std::optional<Clock::time_point>(Clock::time_point now)>;
 
+  // How long whoever could not watch a descriptor looks at it by itself before trying again.
+  static constexpr std::chrono::milliseconds kWatchAgain{20};
+
   // Starts the thread, all signals blocked. Throws kInternal when it cannot be started. `name`: at
   // most 15 characters.
   explicit ServiceThread(const std::string& name);
@@ -54,7 +57,8 @@ class ServiceThread {
   // ---- on the thread itself (post from anywhere else) ----------------------------------------
 
   // Calls `handler` whenever `fd` is readable or its other end is closed, until unwatch(fd).
-  // Whoever owns fd calls unwatch before closing it.
+  // Whoever owns fd calls unwatch before closing it. Throws kInternal where the kernel takes no more
+  // (a user's watches are counted); then nothing is watched.
   void watch(int fd, Task handler);
   void unwatch(int fd);
   void add_periodic(Periodic periodic);
