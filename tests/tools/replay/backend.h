@@ -16,6 +16,9 @@ class Backend {
   // Begins anew: nothing is taken from the device, and at most limit_bytes may be; 0: no limit.
   virtual void start(std::size_t limit_bytes) = 0;
 
+  // Each thread calls it before it allocates.
+  virtual void begin_thread() {}
+
   // The stream number `index`; the first is the default one.
   [[nodiscard]] virtual void* stream(std::size_t index) = 0;
 

@@ -65,6 +65,7 @@ Run play(Backend& backend, const Trace& trace, std::size_t limit_bytes, int thre
   std::vector<std::exception_ptr> errors(players.size());
   const auto play_one = [&](std::size_t index) {
     try {
+      backend.begin_thread();
       completed[index] = players[index].play() ? 1 : 0;
     } catch (...) {
       errors[index] = std::current_exception();
