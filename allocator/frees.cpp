@@ -1,23 +1,17 @@
 // Frees that the fast way leaves: blocks with pins or recorded streams, threads without a cache,
 // stopped gates; and wrong frees, each its own error.
 #include <optional>
-#include <sstream>
 #include <utility>
 
+#include "allocator/address_text.h"
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
 
 namespace limbo {
 namespace {
 
-std::string pointer_text(const void* data) {
-  std::ostringstream text;
-  text << data;
-  return text.str();
-}
-
 [[noreturn]] void throw_double_free(const void* data) {
-  throw Error(ErrorCode::kDoubleFree, "The block at " + pointer_text(data) + " was freed already.",
+  throw Error(ErrorCode::kDoubleFree, "The block at " + address_text(data) + " was freed already.",
               "Nothing was changed; free each block once.");
 }
 
@@ -66,12 +60,12 @@ void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t wo
 }
 
 void Allocator::Impl::throw_wrong_free(const void* data) {
-  const std::string where = pointer_text(data);
+  const std::string where = address_text(data);
   {
     const auto [at, lock] = lock_heap_at(data);
     Block* holder = at == nullptr ? nullptr : page_table.holding(data);
     if (holder != nullptr) {
-      const std::string start = pointer_text(holder->data());
+      const std::string start = address_text(holder->data());
       // A freed block may have been merged, so its start is inside a larger free block by now.
       if (holder->state() != BlockState::kAllocated || holder->data() == data) {
         throw_double_free(data);

@@ -3,8 +3,9 @@
 // The count is a part of the block's word, so that pinning, unpinning and freeing agree on an order
 // without a lock of their own. (These pins protect the content: the block is not reused. A pin of
 // the place, for memory that may not move, is another thing and would count beside it.)
-#include <sstream>
+#include <string>
 
+#include "allocator/address_text.h"
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
 
@@ -15,10 +16,10 @@ namespace {
 // Its content is a graph's or a pool's to change, and its pieces may be anything.
 [[noreturn]] void throw_private(const void* data, const Block& block) {
   const PoolId id = block.segment->pool->id;
-  std::ostringstream text;
-  text << data << " lies in a block of the private pool (" << id.first << ", " << id.second << ").";
   throw Error(
-      ErrorCode::kNotLendable, text.str(),
+      ErrorCode::kNotLendable,
+      address_text(data) + " lies in a block of the private pool (" + std::to_string(id.first) +
+          ", " + std::to_string(id.second) + ").",
       "Memory of CUDA graphs and of torch.cuda.MemPool cannot be lent: copy it with clone(), "
       "outside of the pool, and lend the copy.");
 }
@@ -94,13 +95,12 @@ BlockView Allocator::pin(const void* data) {
       }
     }
   }
-  std::ostringstream text;
-  text << data;
+  const std::string where = address_text(data);
   if (block == nullptr) {
-    throw Error(ErrorCode::kNotLendable, text.str() + " was not allocated here.",
+    throw Error(ErrorCode::kNotLendable, where + " was not allocated here.",
                 "Only memory that Limbo allocated can be lent; copy it into such memory first.");
   }
-  throw Error(ErrorCode::kNotLendable, text.str() + " lies in a block that was freed.",
+  throw Error(ErrorCode::kNotLendable, where + " lies in a block that was freed.",
               "Lend memory while it is allocated.");
 }
 

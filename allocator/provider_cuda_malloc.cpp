@@ -1,7 +1,8 @@
 #include "allocator/provider_cuda_malloc.h"
 
-#include <sstream>
+#include <string>
 
+#include "allocator/address_text.h"
 #include "allocator/error.h"
 #include "allocator/page_table.h"
 
@@ -11,10 +12,11 @@ void* ProviderCudaMalloc::make_piece(int device, std::size_t size_bytes) {
   void* base = device_.try_allocate(device, size_bytes);
   if (base == nullptr || PageTable::can_hold(base, size_bytes)) return base;
   device_.free(device, base);
-  std::ostringstream text;
-  text << "The driver gave " << size_bytes << " bytes at " << base << " on device " << device
-       << ", which is not 2 MiB-aligned in the lower 128 TiB.";
-  throw Error(ErrorCode::kDeviceError, text.str(), "Report this with the driver's version.");
+  throw Error(ErrorCode::kDeviceError,
+              "The driver gave " + std::to_string(size_bytes) + " bytes at " + address_text(base) +
+                  " on device " + std::to_string(device) +
+                  ", which is not 2 MiB-aligned in the lower 128 TiB.",
+              "Report this with the driver's version.");
 }
 
 void ProviderCudaMalloc::return_piece(int device, void* base, std::size_t /*size_bytes*/) {

@@ -1,8 +1,9 @@
 #include "allocator/provider_foreign.h"
 
 #include <cstdint>
-#include <sstream>
+#include <string>
 
+#include "allocator/address_text.h"
 #include "allocator/error.h"
 #include "allocator/page_table.h"
 #include "allocator/sizes.h"
@@ -21,11 +22,12 @@ std::byte* aligned_in(void* memory) noexcept {
 void ProviderForeign::require_holdable(int device, void* memory, const void* base,
                                        std::size_t size_bytes) {
   if (PageTable::can_hold(base, size_bytes)) return;
-  std::ostringstream text;
-  text << "The pool's allocator gave " << size_bytes << " bytes at " << memory << " on device "
-       << device << ", which is not in the lower 128 TiB of addresses.";
   give_(device, memory);
-  throw Error(ErrorCode::kDeviceError, text.str(), "Use another allocator for the pool.");
+  throw Error(ErrorCode::kDeviceError,
+              "The pool's allocator gave " + std::to_string(size_bytes) + " bytes at " +
+                  address_text(memory) + " on device " + std::to_string(device) +
+                  ", which is not in the lower 128 TiB of addresses.",
+              "Use another allocator for the pool.");
 }
 
 void* ProviderForeign::make_piece(int device, std::size_t size_bytes) {
