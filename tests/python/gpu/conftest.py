@@ -42,6 +42,7 @@ def allocator(_needs_gpu: None, request: pytest.FixtureRequest) -> Iterator[None
 
     contract.install()
     contract.settle()
+    contract.forget_old_objects()
     before = contract.memory_use()
     yield
     if contract.context_is_lost():

@@ -102,11 +102,16 @@ def in_a_process(code: str, *, timeout: float = 100, **environment: str) -> dict
 
 def settle() -> None:
     """Nothing runs, nothing is kept that could be given back."""
-    gc.collect()
     torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
+
+
+def forget_old_objects() -> None:
+    """What lives now is not looked at again by the garbage collector, which would take most of the
+    time of most tests: torch and its compiler have very many objects."""
+    gc.freeze()
 
 
 def memory_use() -> dict[str, int]:
