@@ -6,7 +6,7 @@
 namespace limbo::testing {
 namespace {
 
-constexpr PoolId kPool{0, 1};
+constexpr PoolId kGraphPool{0, 1};
 
 class PoolsInCapture : public AllocatorTest {
  protected:
@@ -15,14 +15,14 @@ class PoolsInCapture : public AllocatorTest {
   void begin(SimCaptureMode mode = SimCaptureMode::kGlobal) {
     sim_->begin_capture(captured_, mode);
     allocator_.begin_allocate_to_pool(
-        0, kPool, [this](StreamHandle handle) { return handle == captured_.handle; });
+        0, kGraphPool, [this](StreamHandle handle) { return handle == captured_.handle; });
   }
   // The capture is still whole at its end.
   void end() {
     const std::unique_ptr<SimGraph> graph = sim_->end_capture(captured_);
     EXPECT_NE(graph, nullptr);
-    allocator_.end_allocate_to_pool(0, kPool);
-    allocator_.release_pool(0, kPool);
+    allocator_.end_allocate_to_pool(0, kGraphPool);
+    allocator_.release_pool(0, kGraphPool);
   }
 
   const StreamRef captured_ = stream();
@@ -34,7 +34,7 @@ TEST_F(PoolsInCapture, NewMemoryIsTakenAndTheCaptureGoesOn) {
   std::byte* first = allocate(4096, captured_);
   std::byte* second = allocate(64 * kMiB, captured_);
   end();
-  EXPECT_EQ(allocator_.snapshot(0, kPool).size(), 2U);
+  EXPECT_EQ(allocator_.snapshot(0, kGraphPool).size(), 2U);
   allocator_.free(first);
   allocator_.free(second);
 }

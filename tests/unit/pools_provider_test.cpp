@@ -5,7 +5,7 @@
 namespace limbo::testing {
 namespace {
 
-constexpr PoolId kPool{3, 0};
+constexpr PoolId kForeignPool{3, 0};
 
 // Somebody else's allocator: the simulated device's memory, some bytes behind a multiple of 2 MiB.
 class Foreign {
@@ -65,10 +65,10 @@ class PoolsWithProvider : public AllocatorTest {
 
 TEST_F(PoolsWithProvider, SegmentsComeFromItAndGoBackToIt) {
   Foreign foreign(*sim_, 0);
-  allocator_.retain_pool(0, kPool, foreign.provider());
+  allocator_.retain_pool(0, kForeignPool, foreign.provider());
   EXPECT_EQ(foreign.takes, 0);
-  std::byte* first = allocate_in(kPool, kMiB);
-  std::byte* second = allocate_in(kPool, kMiB);
+  std::byte* first = allocate_in(kForeignPool, kMiB);
+  std::byte* second = allocate_in(kForeignPool, kMiB);
   EXPECT_EQ(foreign.takes, 1);  // both in one segment of 2 MiB
   EXPECT_EQ(foreign.asked_bytes, 2 * kMiB);
   EXPECT_EQ(reserved(), static_cast<std::int64_t>(2 * kMiB));
@@ -76,19 +76,19 @@ TEST_F(PoolsWithProvider, SegmentsComeFromItAndGoBackToIt) {
   EXPECT_EQ(foreign.takes, 1);
   allocator_.free(first);
   allocator_.free(second);
-  allocator_.release_pool(0, kPool);
+  allocator_.release_pool(0, kForeignPool);
   EXPECT_EQ(foreign.gives, 0);
-  allocator_.empty_cache(0, kPool);
+  allocator_.empty_cache(0, kForeignPool);
   EXPECT_EQ(foreign.gives, 1);
   allocator_.free(plain);
 }
 
 TEST_F(PoolsWithProvider, ItLivesUntilItsLastSegmentIsBack) {
   Foreign foreign(*sim_, 0);
-  allocator_.retain_pool(0, kPool, foreign.provider());
-  std::byte* data = allocate_in(kPool, 4 * kMiB);
-  allocator_.release_pool(0, kPool);
-  allocator_.empty_cache(0, kPool);
+  allocator_.retain_pool(0, kForeignPool, foreign.provider());
+  std::byte* data = allocate_in(kForeignPool, 4 * kMiB);
+  allocator_.release_pool(0, kForeignPool);
+  allocator_.empty_cache(0, kForeignPool);
   EXPECT_TRUE(foreign.alive());
   allocator_.free(data);
   EXPECT_TRUE(foreign.alive());
@@ -99,22 +99,22 @@ TEST_F(PoolsWithProvider, ItLivesUntilItsLastSegmentIsBack) {
 
 TEST_F(PoolsWithProvider, WithoutASegmentItGoesAtTheRelease) {
   Foreign foreign(*sim_, 0);
-  allocator_.retain_pool(0, kPool, foreign.provider());
+  allocator_.retain_pool(0, kForeignPool, foreign.provider());
   EXPECT_TRUE(foreign.alive());
-  allocator_.release_pool(0, kPool);
+  allocator_.release_pool(0, kForeignPool);
   EXPECT_FALSE(foreign.alive());
 }
 
 TEST_F(PoolsWithProvider, MemoryNeedNotBeAligned) {
   Foreign foreign(*sim_, 4096);
-  allocator_.retain_pool(0, kPool, foreign.provider());
-  std::byte* first = allocate_in(kPool, 3 * kMiB);
+  allocator_.retain_pool(0, kForeignPool, foreign.provider());
+  std::byte* first = allocate_in(kForeignPool, 3 * kMiB);
   EXPECT_EQ(foreign.takes, 2);  // the first one went back
   EXPECT_EQ(foreign.gives, 1);
   EXPECT_EQ(foreign.asked_bytes, 22 * kMiB);
-  std::byte* second = allocate_in(kPool, 64 * kMiB);
+  std::byte* second = allocate_in(kForeignPool, 64 * kMiB);
   EXPECT_EQ(foreign.takes, 3);
-  std::byte* small = allocate_in(kPool, 700);
+  std::byte* small = allocate_in(kForeignPool, 700);
   for (std::byte* data : {first, second, small}) {
     const auto view = allocator_.find(data + 10);
     ASSERT_TRUE(view);
@@ -124,36 +124,36 @@ TEST_F(PoolsWithProvider, MemoryNeedNotBeAligned) {
   sim_->wait_until_idle();
   allocator_.check_invariants();
   for (std::byte* data : {first, second, small}) allocator_.free(data);
-  allocator_.release_pool(0, kPool);
+  allocator_.release_pool(0, kForeignPool);
   allocator_.empty_cache();
   EXPECT_EQ(foreign.takes, foreign.gives);
 }
 
 TEST_F(PoolsWithProvider, WhereItIsFullThePoolIs) {
   Foreign foreign(*sim_, 0);
-  allocator_.retain_pool(0, kPool, foreign.provider());
+  allocator_.retain_pool(0, kForeignPool, foreign.provider());
   foreign.full = true;
-  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kPool, kMiB)); }));
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kForeignPool, kMiB)); }));
   allocator_.check_invariants();
   foreign.full = false;
-  allocator_.free(allocate_in(kPool, kMiB));
-  allocator_.release_pool(0, kPool);
+  allocator_.free(allocate_in(kForeignPool, kMiB));
+  allocator_.release_pool(0, kForeignPool);
 }
 
 TEST_F(PoolsWithProvider, WhatItDoesNotTakeBackStaysUsable) {
   for (const std::size_t shift_bytes : {std::size_t{0}, std::size_t{512}}) {
     Foreign foreign(*sim_, shift_bytes);
-    allocator_.retain_pool(0, kPool, foreign.provider());
-    std::byte* data = allocate_in(kPool, 4 * kMiB);
+    allocator_.retain_pool(0, kForeignPool, foreign.provider());
+    std::byte* data = allocate_in(kForeignPool, 4 * kMiB);
     allocator_.free(data);
-    allocator_.release_pool(0, kPool);
+    allocator_.release_pool(0, kForeignPool);
     foreign.broken = true;
-    EXPECT_ERROR(allocator_.empty_cache(0, kPool), kDeviceError);
+    EXPECT_ERROR(allocator_.empty_cache(0, kForeignPool), kDeviceError);
     allocator_.check_invariants();
-    EXPECT_EQ(allocate_in(kPool, 4 * kMiB), data);
+    EXPECT_EQ(allocate_in(kForeignPool, 4 * kMiB), data);
     allocator_.free(data);
     foreign.broken = false;
-    allocator_.empty_cache(0, kPool);
+    allocator_.empty_cache(0, kForeignPool);
     EXPECT_FALSE(foreign.alive());
     EXPECT_EQ(reserved(), 0);
   }
@@ -162,13 +162,13 @@ TEST_F(PoolsWithProvider, WhatItDoesNotTakeBackStaysUsable) {
 TEST_F(PoolsWithProvider, ASecondOneForThePoolIsRefused) {
   Foreign foreign(*sim_, 0);
   Foreign other(*sim_, 0);
-  allocator_.retain_pool(0, kPool, foreign.provider());
-  EXPECT_ERROR(allocator_.retain_pool(0, kPool, other.provider()), kBadArgument);
+  allocator_.retain_pool(0, kForeignPool, foreign.provider());
+  EXPECT_ERROR(allocator_.retain_pool(0, kForeignPool, other.provider()), kBadArgument);
   EXPECT_FALSE(other.alive());
-  EXPECT_EQ(allocator_.pool_use_count(0, kPool), 1);
-  allocator_.retain_pool(0, kPool);
-  allocator_.release_pool(0, kPool);
-  allocator_.release_pool(0, kPool);
+  EXPECT_EQ(allocator_.pool_use_count(0, kForeignPool), 1);
+  allocator_.retain_pool(0, kForeignPool);
+  allocator_.release_pool(0, kForeignPool);
+  allocator_.release_pool(0, kForeignPool);
 }
 
 }  // namespace
