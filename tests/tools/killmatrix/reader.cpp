@@ -316,8 +316,9 @@ void Reader::withdraw() {
   try {
     process_sharing().withdraw(descriptor);
   } catch (const Error& failure) {
-    // Nothing is left of the connection by which it was sent on.
-    if (failure.code() != ErrorCode::kBadArgument) throw;
+    // Its owner cannot be told, or nothing is left of the connection by which it was sent on.
+    diary_.line("not withdrawn: %.90s", failure.what());
+    if (failure.code() != ErrorCode::kNoChannel && failure.code() != ErrorCode::kBadArgument) throw;
   }
 }
 
