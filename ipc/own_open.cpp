@@ -22,7 +22,7 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
   }
 
   // Before fill, which cannot fail.
-  void prepare(std::optional<StreamRef> receiving) {
+  void prepare(const std::optional<StreamUse>& receiving) {
     if (receiving) ending_.front().streams.push_back(*receiving);
     living_.begin();
   }
@@ -50,15 +50,16 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
-    if (!device_.is_capturing(stream)) (void)device_.stream_id(stream);  // refuses what is none
+    const bool captured = device_.is_capturing(stream);
+    const StreamUse use{stream, captured ? kNamedInCapture : device_.stream_id(stream)};
     std::shared_ptr<const GraphEnd> end = opens_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);
     if (released_.load()) return;
     OwnOpens::Ending& ending = ending_.front();
     if (end) ending.graphs.push_back(std::move(end));
     if (stream == own_.block.stream) return;
-    if (std::find(ending.streams.begin(), ending.streams.end(), stream) == ending.streams.end()) {
-      ending.streams.push_back(stream);
+    if (std::find(ending.streams.begin(), ending.streams.end(), use) == ending.streams.end()) {
+      ending.streams.push_back(use);
     }
   }
 
@@ -119,8 +120,12 @@ class PinGuard {
 }  // namespace
 
 OwnOpens::OwnOpens(Device& device, Allocator& allocator, ReleaseQueue& releases,
-                   ServiceThread& worker)
-    : device_(device), allocator_(allocator), releases_(releases), worker_(worker) {}
+                   ServiceThread& worker, ServiceThread& unmapper)
+    : device_(device),
+      allocator_(allocator),
+      releases_(releases),
+      worker_(worker),
+      unmapper_(unmapper) {}
 
 void OwnOpens::give_up(const OwnOpen& own) noexcept {
   try {
@@ -137,29 +142,50 @@ std::shared_ptr<const GraphEnd> OwnOpens::end_of_graph(StreamRef stream) {
 }
 
 void OwnOpens::end(std::list<Ending> one) noexcept {
-  if (try_to_end(one.front())) return;
-  {
-    const std::lock_guard lock(mutex_);
-    waiting_.splice(waiting_.end(), one);
-  }
-  worker_.nudge();
+  go_on(try_to_end(one.front()), one);
 }
 
-// True: it is over. Never too early: what cannot be asked is asked again.
-bool OwnOpens::try_to_end(Ending& ending) noexcept {
+void OwnOpens::go_on(Next next, std::list<Ending>& one) noexcept {
+  if (next == Next::kOver) return;
+  {
+    const std::lock_guard lock(mutex_);
+    std::list<Ending>& where = next == Next::kAgain ? waiting_ : idle_;
+    where.splice(where.end(), one);
+  }
+  (next == Next::kAgain ? worker_ : unmapper_).nudge();
+}
+
+// Never too early: what cannot be asked is asked again.
+OwnOpens::Next OwnOpens::try_to_end(Ending& ending) noexcept {
   try {
     while (!ending.streams.empty()) {
-      const StreamRef stream = ending.streams.back();
-      ending.graphs.reserve(ending.graphs.size() + 1);
-      if (auto end = end_of_graph(stream)) ending.graphs.push_back(std::move(end));
-      (void)allocator_.record_stream(ending.own.block.data, stream);
+      if (!tell(ending, ending.streams.back())) return Next::kWhenIdle;
       ending.streams.pop_back();
     }
   } catch (const std::exception&) {
-    return false;
+    return Next::kAgain;
   }
-  if (any_lives(ending.graphs)) return false;
+  if (any_lives(ending.graphs)) return Next::kAgain;
   give_up(ending.own);
+  return Next::kOver;
+}
+
+// Tells the allocator of the stream. False: it has gone, and its handle may be another's.
+bool OwnOpens::tell(Ending& ending, const StreamUse& use) {
+  const StreamRef stream = use.stream;
+  if (releases_.is_lost(stream.device, true)) return true;
+  ending.graphs.reserve(ending.graphs.size() + 1);
+  try {
+    if (device_.is_capturing(stream)) {
+      if (auto end = end_of_graph(stream)) ending.graphs.push_back(std::move(end));
+    } else if (use.id == kNamedInCapture || device_.stream_id(stream) != use.id) {
+      return false;
+    }
+  } catch (const Error& failure) {
+    if (failure.code() == ErrorCode::kDeviceError) return releases_.is_lost(stream.device, true);
+    throw;
+  }
+  (void)allocator_.record_stream(ending.own.block.data, stream);
   return true;
 }
 
@@ -169,10 +195,39 @@ std::optional<OwnOpens::Clock::time_point> OwnOpens::run(Clock::time_point now) 
     const std::lock_guard lock(mutex_);
     looked.swap(waiting_);
   }
-  looked.remove_if([&](Ending& ending) { return try_to_end(ending); });
+  while (!looked.empty()) {
+    std::list<Ending> one;
+    one.splice(one.begin(), looked, looked.begin());
+    go_on(try_to_end(one.front()), one);
+  }
   const std::lock_guard lock(mutex_);
-  waiting_.splice(waiting_.end(), looked);
   if (waiting_.empty()) return std::nullopt;
+  return now + kLookAgainAtOwn;
+}
+
+std::optional<OwnOpens::Clock::time_point> OwnOpens::run_when_idle(Clock::time_point now) {
+  std::list<Ending> looked;
+  {
+    const std::lock_guard lock(mutex_);
+    looked.swap(idle_);
+  }
+  while (!looked.empty()) {
+    std::list<Ending> one;
+    one.splice(one.begin(), looked, looked.begin());
+    Ending& ending = one.front();
+    const int device = ending.streams.back().stream.device;
+    Next next = Next::kWhenIdle;
+    try {
+      device_.synchronize_device(device);
+      ending.streams.pop_back();
+      next = try_to_end(ending);
+    } catch (const std::exception&) {
+      if (releases_.is_lost(device, true)) next = try_to_end(ending);
+    }
+    go_on(next, one);
+  }
+  const std::lock_guard lock(mutex_);
+  if (idle_.empty()) return std::nullopt;
   return now + kLookAgainAtOwn;
 }
 
@@ -201,11 +256,13 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
       home.device, options.current_stream ? options.current_stream(home.device) : StreamHandle{}};
   // What the home stream itself had queued comes before its later work anyway.
   const bool only_home = stream == home && own.points[0].owner == 0 && own.points[1].number == 0;
+  std::optional<StreamUse> used;  // beside the home stream
   if (!only_home) {
-    (void)receiving_stream(device, home.device, options);
+    const StreamUse receiving = receiving_stream(device, home.device, options);
+    if (stream != home) used = receiving;
     producer.wait_own(stream, own);
   }
-  block->prepare(stream == home ? std::nullopt : std::optional(stream));
+  block->prepare(used);
   block->hold({opens.holdings(),
                {.data = static_cast<const std::byte*>(own.block.piece_base) + own.offset_bytes,
                 .size_bytes = own.size_bytes,

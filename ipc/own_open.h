@@ -29,15 +29,17 @@ class OwnOpens {
   // What an open waits for before it is over.
   struct Ending {
     OwnOpen own;
-    std::vector<StreamRef> streams;  // used it, and the allocator was not told: not the home
+    std::vector<StreamUse> streams;  // used it, and the allocator was not told: not the home
     GraphEnds graphs;
   };
 
-  OwnOpens(Device& device, Allocator& allocator, ReleaseQueue& releases, ServiceThread& worker);
+  OwnOpens(Device& device, Allocator& allocator, ReleaseQueue& releases, ServiceThread& worker,
+           ServiceThread& unmapper);
 
   // `one`: a list of one, whose node was made with the open. The allocator is told of the streams: it
   // reuses the block, once its owner has freed it, when they have passed what they had queued. Unpins,
-  // at once where no graph uses the block; a stream that is being captured means one.
+  // at once where no graph uses the block; a stream that is being captured means one. For a stream
+  // that has been destroyed, its device has to be idle; what a lost device had queued is over.
   void end(std::list<Ending> one) noexcept;
   // Undoes the pin of an open that nobody has used.
   void give_up(const OwnOpen& own) noexcept;
@@ -49,17 +51,28 @@ class OwnOpens {
 
   // The worker's periodic.
   [[nodiscard]] std::optional<Clock::time_point> run(Clock::time_point now);
+  // The unmapper's: ends what waits for an idle device.
+  [[nodiscard]] std::optional<Clock::time_point> run_when_idle(Clock::time_point now);
 
  private:
-  [[nodiscard]] bool try_to_end(Ending& ending) noexcept;
+  enum class Next {
+    kOver,
+    kAgain,     // a graph uses the block, or the device could not be asked
+    kWhenIdle,  // the last of its streams has gone: what that had queued is waited for with its device
+  };
+  [[nodiscard]] Next try_to_end(Ending& ending) noexcept;
+  [[nodiscard]] bool tell(Ending& ending, const StreamUse& use);
+  void go_on(Next next, std::list<Ending>& one) noexcept;
 
   Device& device_;
   Allocator& allocator_;
   ReleaseQueue& releases_;
   ServiceThread& worker_;
+  ServiceThread& unmapper_;
   Holdings holdings_;
-  std::mutex mutex_;  // guards waiting_; nothing is called under it
+  std::mutex mutex_;  // guards what follows; nothing is called under it
   std::list<Ending> waiting_;
+  std::list<Ending> idle_;
 };
 
 // Errors as Sharing::receive. Everything named outlives the block.

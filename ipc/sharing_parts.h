@@ -103,7 +103,7 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   Lending(SharingService& service, Engine& its_engine, Allocator& allocator, const Incarnation& own)
       : engine(its_engine),
         producer(engine.device, allocator, own, capacities_from_options()),
-        own_opens(engine.device, allocator, engine.releases, engine.worker),
+        own_opens(engine.device, allocator, engine.releases, engine.worker, engine.unmapper_thread),
         publications(
             allocator, own,
             [&service](const void* data, std::size_t size_bytes, const ShareOptions& options,
@@ -114,6 +114,10 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
       engine.add_periodic(engine.worker, [this](Clock::time_point now) { return look(now); });
       engine.add_periodic(engine.worker,
                           [this](Clock::time_point now) { return own_opens.run(now); });
+    });
+    engine.unmapper_thread.post([this] {
+      engine.add_periodic(engine.unmapper_thread,
+                          [this](Clock::time_point now) { return own_opens.run_when_idle(now); });
     });
   }
 
