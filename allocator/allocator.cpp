@@ -104,7 +104,7 @@ std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_
 }
 
 // A hit is nothing but plain loads and stores, of which the last hands the block out.
-inline void* Allocator::Impl::take_cached(const Request& request) noexcept {
+[[gnu::always_inline]] inline void* Allocator::Impl::take_cached(const Request& request) noexcept {
   ThreadCache* cache = thread_cache();
   if (cache == nullptr) [[unlikely]] {
     return nullptr;
@@ -138,7 +138,7 @@ void* Allocator::Impl::take_cached_again(const Request& request) noexcept {
 
 // A hit is one compare-and-swap, which two frees of the same block cannot both pass, and plain
 // loads and stores. False: nothing has happened, and the block is to be freed the slow way.
-inline bool Allocator::Impl::free_cached(Block* block, std::uint64_t word) {
+[[gnu::always_inline]] inline bool Allocator::Impl::free_cached(Block* block, std::uint64_t word) {
   ThreadCache* cache = thread_cache();
   if (cache == nullptr) [[unlikely]] {
     return false;

@@ -87,7 +87,9 @@ inline constexpr unsigned kGenerationShift = 32;
 
 }  // namespace block_word
 
-struct Block {
+// What hits read and write is on its first cache line. No other block shares it, nor the line beside
+// it, which processors fetch along: threads that work on neighbours would disturb each other.
+struct alignas(128) Block {
   std::atomic<std::uint64_t> word{0};
   std::atomic<std::byte*> base{nullptr};  // read by lookups before they own the block
   std::atomic<std::size_t> requested_bytes{0};

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <set>
-#include <tuple>
 
 #include "allocator/block.h"
 #include "allocator/segment.h"
@@ -17,40 +16,40 @@ namespace limbo {
 
 class FreeList {
  public:
-  void insert(Block* block) { blocks_.insert(block); }
-  void erase(Block* block) { blocks_.erase(block); }
-
-  // The smallest block of the stream that holds size_bytes; among equals one of the oldest segment,
-  // and there the lowest address. Null if there is none.
-  [[nodiscard]] Block* find_best(StreamHandle stream, std::size_t size_bytes) const {
-    const auto found = blocks_.lower_bound(Key{stream, size_bytes, 0, nullptr});
-    if (found == blocks_.end() || (*found)->segment->stream.handle != stream) return nullptr;
-    return *found;
-  }
-
-  [[nodiscard]] bool contains(Block* block) const { return blocks_.contains(block); }
-  [[nodiscard]] std::size_t size() const noexcept { return blocks_.size(); }
-  [[nodiscard]] auto begin() const noexcept { return blocks_.begin(); }
-  [[nodiscard]] auto end() const noexcept { return blocks_.end(); }
-
- private:
-  struct Key {
+  // A block and what it is ordered by, so that a search looks at no blocks. Both stay as they are
+  // while the block is in the list.
+  struct Entry {
     StreamHandle stream;
     std::size_t size_bytes;
     std::uint64_t piece_id;
     const std::byte* address;
+    Block* block;
+
+    operator Block*() const noexcept { return block; }  // for loops over the list
   };
+
+  void insert(Block* block) { entries_.insert(entry_of(block)); }
+  void erase(Block* block) { entries_.erase(entry_of(block)); }
+
+  // The smallest block of the stream that holds size_bytes; among equals one of the oldest segment,
+  // and there the lowest address. Null if there is none.
+  [[nodiscard]] Block* find_best(StreamHandle stream, std::size_t size_bytes) const {
+    const auto found = entries_.lower_bound(Entry{stream, size_bytes, 0, nullptr, nullptr});
+    return found == entries_.end() || found->stream != stream ? nullptr : found->block;
+  }
+
+  [[nodiscard]] bool contains(Block* block) const { return entries_.contains(entry_of(block)); }
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+  [[nodiscard]] auto begin() const noexcept { return entries_.begin(); }
+  [[nodiscard]] auto end() const noexcept { return entries_.end(); }
+
+ private:
+  static Entry entry_of(Block* block) noexcept {
+    return {block->segment->stream.handle, block->size_bytes, block->segment->piece.id,
+            block->data(), block};
+  }
   struct Before {
-    using is_transparent = void;
-    static Key key(const Block* block) noexcept {
-      return {block->segment->stream.handle, block->size_bytes, block->segment->piece.id,
-              block->data()};
-    }
-    static const Key& key(const Key& value) noexcept { return value; }
-    template <class Left, class Right>
-    bool operator()(const Left& left, const Right& right) const noexcept {
-      const Key& a = key(left);
-      const Key& b = key(right);
+    bool operator()(const Entry& a, const Entry& b) const noexcept {
       if (a.stream != b.stream) return std::less<>{}(a.stream, b.stream);
       if (a.size_bytes != b.size_bytes) return a.size_bytes < b.size_bytes;
       if (a.piece_id != b.piece_id) return a.piece_id < b.piece_id;
@@ -58,7 +57,7 @@ class FreeList {
     }
   };
 
-  std::set<Block*, Before> blocks_;
+  std::set<Entry, Before> entries_;
 };
 
 }  // namespace limbo

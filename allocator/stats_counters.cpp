@@ -16,11 +16,6 @@ std::int64_t read(const std::atomic<std::int64_t>& number) noexcept {
   return number.load(std::memory_order_relaxed);
 }
 
-// Only the owner writes: no read-modify-write is needed.
-void write(std::atomic<std::int64_t>& number, std::int64_t value) noexcept {
-  number.store(value, std::memory_order_relaxed);
-}
-
 std::int64_t signed_of(std::size_t size) noexcept {
   return static_cast<std::int64_t>(size);
 }
@@ -28,10 +23,8 @@ std::int64_t signed_of(std::size_t size) noexcept {
 }  // namespace
 
 void ThreadCounters::enter(std::uint64_t epoch) noexcept {
-  for (std::size_t metric = 0; metric < kThreadMetrics; ++metric) {
-    for (std::size_t kind = 0; kind < kKinds; ++kind) {
-      write(maxima_[metric][kind], read(levels_[metric][kind]));
-    }
+  for (Levels& levels : levels_) {
+    for (Level& level : levels) level.restart();
   }
   epoch_.store(epoch, std::memory_order_relaxed);
 }
@@ -42,7 +35,7 @@ DeviceCounters::Row DeviceCounters::total_ups(Metric metric) const noexcept {
   if (source == kMetrics) return sum;
   for (const ThreadCounters* thread : threads_) {
     for (const bool large : {false, true}) {
-      const std::int64_t up = read(thread->ups_[source][large ? 1 : 0]);
+      const std::int64_t up = read(thread->ups_[large ? 1 : 0][source]);
       sum[kind_of(large)] += up;
       sum[kAllKind] += up;
     }
@@ -55,8 +48,9 @@ DeviceCounters::Row DeviceCounters::total_levels(Metric metric) const noexcept {
   const Metric source = thread_source(metric);
   if (source == kMetrics) return sum;
   for (const ThreadCounters* thread : threads_) {
-    for (std::size_t kind = 0; kind < kKinds; ++kind)
-      sum[kind] += read(thread->levels_[source][kind]);
+    for (std::size_t kind = 0; kind < kKinds; ++kind) {
+      sum[kind] += thread->levels_[kind][source].now();
+    }
   }
   return sum;
 }
@@ -75,8 +69,10 @@ void DeviceCounters::note_peaks() noexcept {
       for (const ThreadCounters* thread : threads_) {
         // A thread that has not been here in this window has not moved: its level is its maximum.
         const bool current = thread->epoch_.load(std::memory_order_relaxed) == now;
-        const auto& row = current ? thread->maxima_[source] : thread->levels_[source];
-        for (std::size_t kind = 0; kind < kKinds; ++kind) sum[kind] += read(row[kind]);
+        for (std::size_t kind = 0; kind < kKinds; ++kind) {
+          const ThreadCounters::Level& level = thread->levels_[kind][source];
+          sum[kind] += current ? level.maximum() : level.now();
+        }
       }
     }
     for (std::size_t kind = 0; kind < kKinds; ++kind) {
@@ -93,12 +89,12 @@ void DeviceCounters::remove_thread(ThreadCounters* counters) noexcept {
     const Metric source = thread_source(static_cast<Metric>(index));
     if (source == kMetrics) continue;
     for (const bool large : {false, true}) {
-      const std::int64_t up = read(counters->ups_[source][large ? 1 : 0]);
+      const std::int64_t up = read(counters->ups_[large ? 1 : 0][source]);
       ups_[index][kind_of(large)] += up;
       ups_[index][kAllKind] += up;
     }
     for (std::size_t kind = 0; kind < kKinds; ++kind) {
-      levels_[index][kind] += read(counters->levels_[source][kind]);
+      levels_[index][kind] += counters->levels_[kind][source].now();
     }
   }
   threads_.erase(known);

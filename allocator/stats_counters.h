@@ -8,7 +8,7 @@
 // cache, so nothing but the threads' own maxima is needed: every thread keeps the maxima of its
 // levels since the last central change (a *window*). A central change first closes the window,
 // which means taking heap level + sum of the threads' maxima as a candidate for the peak and
-// starting a new epoch; a thread that sees a new epoch restarts its maxima, before it counts, on
+// starting a new epoch; so does whoever reads a peak; a thread that sees a new epoch restarts its maxima, before it counts, on
 // frees too. With one thread the peak is exact. With several their maxima may stem from different
 // moments: it is too high by at most what the other threads' caches may hold.
 #pragma once
@@ -50,38 +50,61 @@ inline constexpr std::size_t kAllKind = static_cast<std::size_t>(SizeKind::kAll)
 class alignas(64) ThreadCounters {
  public:
   // A block came out of the cache, or went into it. Parts of every hit.
-  void on_allocate(bool large, std::size_t size_bytes, std::size_t requested_bytes, bool split,
-                   std::uint64_t epoch) noexcept {
+  [[gnu::always_inline]] void on_allocate(bool large, std::size_t size_bytes,
+                                          std::size_t requested_bytes, bool split,
+                                          std::uint64_t epoch) noexcept {
     if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
       enter(epoch);
     }
     const auto bytes = static_cast<std::int64_t>(size_bytes);
-    rise(kBlocks, large, 1);
-    rise(kBytes, large, bytes);
-    rise(kRequested, large, static_cast<std::int64_t>(requested_bytes));
+    const auto requested = static_cast<std::int64_t>(requested_bytes);
+    Ups& ups = ups_[large ? 1 : 0];
+    add(ups[kBlocks], 1);
+    add(ups[kBytes], bytes);
+    add(ups[kRequested], requested);
+    Levels& of_kind = levels_[kind_of(large)];
+    Levels& of_all = levels_[kAllKind];
+    of_kind[kBlocks].rise(1);
+    of_all[kBlocks].rise(1);
+    of_kind[kBytes].rise(bytes);
+    of_all[kBytes].rise(bytes);
+    of_kind[kRequested].rise(requested);
+    of_all[kRequested].rise(requested);
     if (!split) return;
-    fall(kInactive, large, 1);
-    fall(kInactiveBytes, large, bytes);
+    of_kind[kInactive].fall(1);
+    of_all[kInactive].fall(1);
+    of_kind[kInactiveBytes].fall(bytes);
+    of_all[kInactiveBytes].fall(bytes);
   }
-  void on_free(bool large, std::size_t size_bytes, std::size_t requested_bytes, bool split,
-               std::uint64_t epoch) noexcept {
+  [[gnu::always_inline]] void on_free(bool large, std::size_t size_bytes,
+                                      std::size_t requested_bytes, bool split,
+                                      std::uint64_t epoch) noexcept {
     if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
       enter(epoch);
     }
     const auto bytes = static_cast<std::int64_t>(size_bytes);
-    fall(kBlocks, large, 1);
-    fall(kBytes, large, bytes);
-    fall(kRequested, large, static_cast<std::int64_t>(requested_bytes));
+    const auto requested = static_cast<std::int64_t>(requested_bytes);
+    Levels& of_kind = levels_[kind_of(large)];
+    Levels& of_all = levels_[kAllKind];
+    of_kind[kBlocks].fall(1);
+    of_all[kBlocks].fall(1);
+    of_kind[kBytes].fall(bytes);
+    of_all[kBytes].fall(bytes);
+    of_kind[kRequested].fall(requested);
+    of_all[kRequested].fall(requested);
     if (!split) return;
-    rise(kInactive, large, 1);
-    rise(kInactiveBytes, large, bytes);
+    Ups& ups = ups_[large ? 1 : 0];
+    add(ups[kInactive], 1);
+    add(ups[kInactiveBytes], bytes);
+    of_kind[kInactive].rise(1);
+    of_all[kInactive].rise(1);
+    of_kind[kInactiveBytes].rise(bytes);
+    of_all[kInactiveBytes].rise(bytes);
   }
 
  private:
   friend class DeviceCounters;
   using Number = std::atomic<std::int64_t>;
-
-  void enter(std::uint64_t epoch) noexcept;
 
   // Only the owner writes: no read-modify-write is needed.
   static std::int64_t add(Number& number, std::int64_t by) noexcept {
@@ -89,27 +112,49 @@ class alignas(64) ThreadCounters {
     number.store(sum, std::memory_order_relaxed);
     return sum;
   }
-  void rise_of_kind(Metric metric, std::size_t kind, std::int64_t by) noexcept {
-    const std::int64_t level = add(levels_[metric][kind], by);
-    Number& maximum = maxima_[metric][kind];
-    if (level > maximum.load(std::memory_order_relaxed)) [[unlikely]] {
-      maximum.store(level, std::memory_order_relaxed);
-    }
-  }
-  void rise(Metric metric, bool large, std::int64_t by) noexcept {
-    add(ups_[metric][large ? 1 : 0], by);
-    rise_of_kind(metric, kind_of(large), by);
-    rise_of_kind(metric, kAllKind, by);
-  }
-  void fall(Metric metric, bool large, std::int64_t by) noexcept {
-    add(levels_[metric][kind_of(large)], -by);
-    add(levels_[metric][kAllKind], -by);
-  }
 
-  std::array<std::array<Number, 2>, kThreadMetrics> ups_{};  // sums of increases [large]
-  std::array<std::array<Number, kKinds>, kThreadMetrics> levels_{};
-  std::array<std::array<Number, kKinds>, kThreadMetrics> maxima_{};  // of this window
+  // A level, kept as its maximum in this window and how far it is below that: so a hit sees by a
+  // sign whether the maximum moves. Whoever reads both beside the owner, the maximum first, never
+  // gets less than one of the levels before and after what the owner does at the moment: it writes
+  // `below` first.
+  class Level {
+   public:
+    [[gnu::always_inline]] void rise(std::int64_t by) noexcept {
+      const std::int64_t below = add(below_, -by);
+      if (below < 0) [[unlikely]] {
+        move_maximum(-below);
+      }
+    }
+    void fall(std::int64_t by) noexcept { add(below_, by); }
+    // A new window begins.
+    void restart() noexcept { move_maximum(-below_.load(std::memory_order_relaxed)); }
+
+    [[nodiscard]] std::int64_t maximum() const noexcept {
+      return maximum_.load(std::memory_order_acquire);
+    }
+    [[nodiscard]] std::int64_t now() const noexcept {
+      const std::int64_t highest = maximum();
+      return highest - below_.load(std::memory_order_relaxed);
+    }
+
+   private:
+    [[gnu::noinline]] void move_maximum(std::int64_t by) noexcept {
+      below_.store(0, std::memory_order_relaxed);
+      maximum_.store(maximum_.load(std::memory_order_relaxed) + by, std::memory_order_release);
+    }
+
+    Number maximum_{0};
+    Number below_{0};
+  };
+
+  using Ups = std::array<Number, kThreadMetrics>;
+  using Levels = std::array<Level, kThreadMetrics>;
+
+  void enter(std::uint64_t epoch) noexcept;
+
   std::atomic<std::uint64_t> epoch_{0};
+  std::array<Ups, 2> ups_{};  // sums of increases [large]
+  std::array<Levels, kKinds> levels_{};
 };
 
 // The heap's counters of one device. Every function but epoch() and the three below it needs the heap
@@ -134,9 +179,8 @@ class DeviceCounters {
   // Takes over what the thread has counted; nothing happens if it was not added.
   void remove_thread(ThreadCounters* counters) noexcept;
 
-  // Around every group of changes: see CountersChange.
+  // Before every group of changes: see CountersChange.
   void close_window() noexcept;
-  void note_peaks() noexcept;
 
   void add(Metric metric, bool large, std::size_t by) noexcept;
   void subtract(Metric metric, bool large, std::size_t by) noexcept;
@@ -169,6 +213,7 @@ class DeviceCounters {
 
  private:
   using Row = std::array<std::int64_t, kKinds>;
+  void note_peaks() noexcept;
   // Sums over the heap and all threads.
   [[nodiscard]] Row total_ups(Metric metric) const noexcept;
   [[nodiscard]] Row total_levels(Metric metric) const noexcept;
@@ -184,18 +229,13 @@ class DeviceCounters {
   std::array<Row, kMetrics> base_downs_{};
 };
 
-// Brackets a group of changes of the heap's counters, so that peaks see the state before and after.
+// Stands before a group of changes of the heap's counters, so that peaks see the state before it.
+// The state after it is seen by the next one, as the start of the window that ends there.
 class CountersChange {
  public:
-  explicit CountersChange(DeviceCounters& counters) noexcept : counters_(counters) {
-    counters_.close_window();
-  }
-  ~CountersChange() { counters_.note_peaks(); }
+  explicit CountersChange(DeviceCounters& counters) noexcept { counters.close_window(); }
   CountersChange(const CountersChange&) = delete;
   CountersChange& operator=(const CountersChange&) = delete;
-
- private:
-  DeviceCounters& counters_;
 };
 
 }  // namespace limbo

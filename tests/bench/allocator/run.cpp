@@ -31,7 +31,7 @@ int run(const AllocatorOptions& options, char** argv) {
   }
   std::erase_if(rows, [&](const Measurement& row) { return !row.name.starts_with(options.only); });
   if (rows.empty()) throw std::invalid_argument("No row's name begins with " + options.only + ".");
-  measure(rows, options.quick ? Pace{2, 0.001} : Pace{12, 0.02});
+  measure(rows, options.quick ? Pace{2, 0.001} : Pace{60, 0.004});
   std::printf("%s%s on %s\n%s", options.core ? "core of " : "", options.backend.c_str(),
               gpu_name().c_str(), table_of(rows).c_str());
   std::fflush(stdout);

@@ -1,0 +1,97 @@
+// What a hit is made of: counted on the instructions that the built library executes.
+#include <gtest/gtest.h>
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "allocator/sizes.h"
+#include "tests/support/steps.h"
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+using sizes::kMiB;
+
+class Hits : public AllocatorTest {
+ protected:
+  void SetUp() override {
+    if (const char* why = cannot_step()) GTEST_SKIP() << why;
+  }
+
+  [[nodiscard]] std::uint64_t device_calls() {
+    std::uint64_t sum = 0;
+    for (std::size_t kind = 0; kind < kCallKinds; ++kind) {
+      sum += sim_->calls(static_cast<CallKind>(kind));
+    }
+    return sum;
+  }
+
+  // Passing a gate takes none where the kernel has membarrier (gate.h), else an exchange.
+  [[nodiscard]] static std::uint64_t locked_of_gate() {
+    const long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+    return commands > 0 && (commands & MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 ? 0 : 1;
+  }
+};
+
+TEST_F(Hits, TheCounterSeesWhatItIsLookingFor) {
+  std::atomic<int> word{0};
+  EXPECT_EQ(steps_of([&] { word.fetch_add(1); }).locked, 1U);
+  EXPECT_EQ(steps_of([&] { static_cast<void>(word.exchange(1)); }).locked, 1U);
+  EXPECT_EQ(steps_of([&] { word.store(2, std::memory_order_release); }).locked, 0U);
+  EXPECT_EQ(steps_of([&] {
+              int one = 1;
+              word.compare_exchange_strong(one, 2);
+            }).locked,
+            1U);
+  EXPECT_EQ(steps_of([&] { __builtin_ia32_mfence(); }).fences, 1U);
+  EXPECT_EQ(steps_of([&] { static_cast<void>(syscall(SYS_getppid)); }).system_calls, 1U);
+}
+
+TEST_F(Hits, AllocatingTakesNoReadModifyWriteAndFreeingTakesOne) {
+  const StreamRef streams[] = {home_, stream()};
+  for (const StreamRef& on : streams) {
+    for (const std::size_t size_bytes :
+         {std::size_t{1}, std::size_t{512}, std::size_t{4096}, kMiB, kMiB + 1, 64 * kMiB}) {
+      SCOPED_TRACE(size_bytes);
+      for (int i = 0; i < 3; ++i) allocator_.free(allocate(size_bytes, on));
+      const std::uint64_t calls_before = device_calls();
+      void* data = nullptr;
+      const Steps taking = steps_of([&] { data = allocator_.allocate(size_bytes, on); });
+      const Steps giving = steps_of([&] { allocator_.free(data); });
+      EXPECT_EQ(taking.locked, locked_of_gate());
+      EXPECT_EQ(giving.locked, 1 + locked_of_gate());
+      EXPECT_EQ(taking.fences + giving.fences, 0U);
+      EXPECT_EQ(taking.system_calls + giving.system_calls, 0U);
+      EXPECT_EQ(device_calls(), calls_before) << "calls of the device";
+      RecordProperty("instructions_" + std::to_string(size_bytes),
+                     std::to_string(taking.instructions + giving.instructions));
+    }
+  }
+}
+
+// A chain goes to the depot and comes back under one lock, so most blocks of a thread that only
+// allocates, or only frees, are hits too.
+TEST_F(Hits, ManyBlocksTakeALockOnlyWhenAChainIsFull) {
+  constexpr int kBlocks = 160;  // two chains and a half
+  std::vector<void*> blocks(kBlocks);
+  for (int round = 0; round < 2; ++round) {  // the first one makes the blocks
+    for (void*& block : blocks) block = allocator_.allocate(4096, home_);
+    if (round == 1) break;
+    for (void* block : blocks) allocator_.free(block);
+  }
+  const Steps giving = steps_of([&] {
+    for (void* block : blocks) allocator_.free(block);
+  });
+  const Steps taking = steps_of([&] {
+    for (void*& block : blocks) block = allocator_.allocate(4096, home_);
+  });
+  EXPECT_LE(giving.locked, kBlocks * (1 + locked_of_gate()) + 8 * 3U);
+  EXPECT_LE(taking.locked, kBlocks * locked_of_gate() + 8 * 3U);
+  for (void* block : blocks) allocator_.free(block);
+}
+
+}  // namespace
+}  // namespace limbo::testing
