@@ -10,8 +10,6 @@
 
 namespace limbo::testing {
 
-using Action = TraceAction;
-
 // Contexts are numbers here, counted from 1.
 inline std::atomic<int> contexts_gathered{0};
 inline std::atomic<int> contexts_alive{0};
@@ -38,6 +36,8 @@ inline std::uintptr_t address_of(const void* data) {
 
 class AllocatorHistory : public AllocatorTest {
  protected:
+  using Action = TraceAction;
+
   explicit AllocatorHistory(int memory_mb = 2048) : AllocatorTest(1, memory_mb) {}
 
   void SetUp() override { contexts_gathered = 0; }

@@ -46,6 +46,32 @@ TEST_F(AllocatorHistory, EveryCallIsSeenHoweverOftenTheSizeIsReused) {
   allocator_.free(hit);
 }
 
+TEST_F(AllocatorHistory, EntriesAndSegmentsNameThePool) {
+  const PoolId pool{0, 7};
+  record();
+  allocator_.begin_allocate_to_pool(0, pool, [](StreamHandle) { return true; });
+  std::byte* of_pool = allocate(600);
+  allocator_.end_allocate_to_pool(0, pool);
+  std::byte* other = allocate(600);
+  const auto pools_of = [](const std::vector<TraceEntry>& entries) {
+    std::vector<PoolId> pools;
+    for (const TraceEntry& entry : entries) pools.push_back(entry.pool);
+    return pools;
+  };
+  EXPECT_EQ(pools_of(trace()), (std::vector<PoolId>{pool, pool, {}, {}}));
+  EXPECT_EQ(allocator_.snapshot().size(), 2U);
+  const std::vector<SegmentView> segments = allocator_.snapshot(-1, pool);
+  ASSERT_EQ(segments.size(), 1U);
+  EXPECT_EQ(segments[0].pool, pool);
+  EXPECT_EQ(trace().back().pool, pool);  // that snapshot
+  settings_.clear = true;
+  record();
+  allocator_.free(of_pool);
+  allocator_.free(other);
+  EXPECT_EQ(pools_of(trace()), (std::vector<PoolId>{pool, pool, {}, {}}));
+  allocator_.release_pool(0, pool);
+}
+
 TEST_F(AllocatorHistory, StreamsAndBlocksOfBeforeAreSeenAtTheirFree) {
   const StreamRef other = stream();
   std::byte* data = allocate(3 * kMiB, other);

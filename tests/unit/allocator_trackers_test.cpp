@@ -104,15 +104,15 @@ TEST_F(AllocatorTrackers, ATrackerMayAllocate) {
 
 // Every entry must be the next step of its block; how many there are.
 std::size_t follow_blocks(const std::vector<TraceEntry>& entries) {
-  std::map<std::uintptr_t, Action> last;
+  std::map<std::uintptr_t, TraceAction> last;
   std::size_t count = 0;
   for (const TraceEntry& entry : entries) {
-    if (entry.action > Action::kFreeCompleted) continue;
+    if (entry.action > TraceAction::kFreeCompleted) continue;
     ++count;
-    Action& at = last.try_emplace(entry.address, Action::kFreeCompleted).first->second;
-    const Action expected = at == Action::kFreeCompleted ? Action::kAlloc
-                            : at == Action::kAlloc       ? Action::kFreeRequested
-                                                         : Action::kFreeCompleted;
+    TraceAction& at = last.try_emplace(entry.address, TraceAction::kFreeCompleted).first->second;
+    const TraceAction expected = at == TraceAction::kFreeCompleted ? TraceAction::kAlloc
+                                 : at == TraceAction::kAlloc       ? TraceAction::kFreeRequested
+                                                                   : TraceAction::kFreeCompleted;
     EXPECT_EQ(entry.action, expected);
     at = entry.action;
   }
