@@ -266,7 +266,7 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
                       std::move(holders));
   if (request.requested_bytes < sizes::kExabyte) {
     failure.size_bytes = request.size_bytes;
-    failure.segment_bytes = sizes::segment_size(request.size_bytes);
+    failure.segment_bytes = segment_size(request.size_bytes);
   }
   throw failure;
 }
