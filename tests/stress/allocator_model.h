@@ -30,6 +30,7 @@ struct Live {
   StreamRef home;
   std::uint32_t token = 0;
   bool overwritten = false;  // a stream was told to write into its middle words
+  bool is_private = false;   // of a private pool: not lendable
   Block* block = nullptr;    // set by the first pin
   std::atomic<int> pins{0};  // one for each that a thread holds, one more for the let-go list
 };

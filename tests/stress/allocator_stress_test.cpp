@@ -34,7 +34,8 @@ constexpr int kOperations = kSanitized ? 100'000 : 1'000'000;
 
 // What all threads share.
 struct World {
-  World(SimDevice& on_device, Allocator& with) : device(on_device), allocator(with) {
+  World(SimDevice& on_device, Allocator& with, bool everything = false)
+      : device(on_device), allocator(with), with_pools_and_history(everything) {
     for (int index = 0; index < device.device_count(); ++index) {
       homes.push_back({index, nullptr});
       homes.push_back({index, device.create_stream(index)});
@@ -44,6 +45,7 @@ struct World {
 
   SimDevice& device;
   Allocator& allocator;
+  const bool with_pools_and_history;
   Shadow shadow;
   std::vector<StreamRef> homes;
   std::vector<StreamRef> users;
@@ -51,6 +53,7 @@ struct World {
   std::atomic<std::uint32_t> next_token{1};
   std::atomic<std::int64_t> allocations{0};
   std::atomic<std::int64_t> out_of_memory{0};
+  std::atomic<std::uint64_t> pools{0};  // numbers that were given away
 };
 
 // One of the model's pins on a block in limbo ends; the last one ends the block.
@@ -83,6 +86,8 @@ class Worker {
   void finish() {
     while (!live_.empty()) free_block(take(live_));
     while (!pinned_.empty()) drop_pin(world_, take(pinned_));
+    leave_pool();
+    if (pool_.second != 0) world_.allocator.release_pool(pool_device_, pool_);
   }
 
  private:
@@ -99,6 +104,7 @@ class Worker {
   Live* any() { return live_.empty() ? nullptr : live_[below(live_.size())]; }
 
   void step() {
+    if (world_.with_pools_and_history && below(200) == 0) return change_the_way();
     const std::size_t dice = below(1000);
     if (dice < 440) {
       allocate_block();
@@ -152,6 +158,7 @@ class Worker {
     ASSERT_EQ(view->stream, live->home);
     ASSERT_GE(view->size_bytes, live->asked_bytes);
     live->size_bytes = view->size_bytes;
+    live->is_private = routed_ && live->home.device == pool_device_;
     live->token = world_.next_token++;
     world_.shadow.begin(*live);
     live_bytes_ += live->size_bytes;
@@ -195,6 +202,11 @@ class Worker {
   void pin_and_let_go() {
     if (live_.empty() || pinned_.size() >= 50) return;
     Live* live = take(live_);
+    if (live->is_private) {
+      EXPECT_ERROR(static_cast<void>(world_.allocator.pin(live->data)), kNotLendable);
+      live_.push_back(live);
+      return;
+    }
     const BlockView view = world_.allocator.pin(live->data + below(live->size_bytes));
     ASSERT_EQ(view.data, live->data);
     ASSERT_EQ(view.size_bytes, live->size_bytes);
@@ -254,8 +266,58 @@ class Worker {
     }
   }
 
+  // This thread's allocations on one device go to a pool of its own, or not any more; a history is
+  // recorded, or not any more; free memory is cut in another way.
+  void change_the_way() {
+    switch (below(5)) {
+      case 0:
+      case 1:
+        return routed_ ? leave_pool() : enter_pool();
+      case 2: {
+        HistorySettings settings;
+        settings.enabled = below(2) == 0;
+        settings.max_entries = 1000;
+        settings.contexts = static_cast<ContextLevel>(below(4));
+        settings.gather = [] { return CallContext(std::make_shared<int>(1)); };
+        return world_.allocator.set_history(settings);
+      }
+      case 3: {
+        AllocationPolicy policy;
+        if (below(2) == 0) policy.max_split_size_bytes = std::size_t{24} << 20;
+        if (below(2) == 0) policy.garbage_collection_threshold = 0.01;
+        return world_.allocator.set_policy(policy);
+      }
+      default: {
+        const MemorySnapshot snapshot = world_.allocator.snapshot_with_traces();
+        for (const auto& entries : snapshot.traces) ASSERT_LE(entries.size(), 1000U);
+      }
+    }
+  }
+
+  void enter_pool() {
+    if (pool_.second == 0) {
+      pool_ = {0, ++world_.pools};
+      pool_device_ = static_cast<int>(below(world_.homes.size() / 2));
+      world_.allocator.retain_pool(pool_device_, pool_);
+    }
+    const std::thread::id me = std::this_thread::get_id();
+    world_.allocator.begin_allocate_to_pool(
+        pool_device_, pool_, [me](StreamHandle) { return std::this_thread::get_id() == me; });
+    routed_ = true;
+  }
+
+  void leave_pool() {
+    if (!routed_) return;
+    world_.allocator.end_allocate_to_pool(pool_device_, pool_);
+    world_.allocator.release_pool(pool_device_, pool_);
+    routed_ = false;
+  }
+
   World& world_;
   std::mt19937_64 random_;
+  PoolId pool_;  // {0, 0}: none yet
+  int pool_device_ = 0;
+  bool routed_ = false;
   std::vector<Live*> live_;
   std::size_t live_bytes_ = 0;
   std::vector<Live*> pinned_;
@@ -314,6 +376,14 @@ TEST_F(AllocatorStress, WithRoom) {
   run_rounds(world, kOperations);
   expect_balance(world);
   EXPECT_EQ(world.out_of_memory, 0);
+}
+
+// Some threads' blocks are of private pools, the caches are used or not, policies change.
+TEST_F(AllocatorStress, WithPoolsAndHistory) {
+  World world(*sim_, allocator_, true);
+  run_rounds(world, kOperations / 4);
+  expect_balance(world);
+  allocator_.set_history({});
 }
 
 // The limit is below what the threads want: memory goes back and forth, and some requests fail.
