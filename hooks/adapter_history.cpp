@@ -1,6 +1,7 @@
 // History, trackers, notes of threads, snapshots.
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/util/Exception.h>
 
 #include <bit>
 #include <utility>
@@ -114,10 +115,12 @@ std::string Adapter::getUserMetadata() {
 // ---- who listens --------------------------------------------------------------------------------
 
 void Adapter::attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker tracker) {
+  TORCH_CHECK(tracker != nullptr, "An allocator trace tracker was attached that is no function.");
   for_torch([&] { attach_tracker(std::move(tracker)); });
 }
 
 void Adapter::attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) {
+  TORCH_CHECK(observer != nullptr, "An out-of-memory observer was attached that is no function.");
   add_out_of_memory_observer(std::move(observer));
 }
 

@@ -240,6 +240,13 @@ TEST_F(HistoryTest, ATraceTrackerHearsEverythingWithoutHistory) {
   for (const Entry& entry : entries) EXPECT_EQ(entry.mempool_, kDefaultPool);
 }
 
+TEST_F(HistoryTest, WhoListensMustBeAFunction) {
+  expect_starts_with(torch_error_of([] { adapter().attachAllocatorTraceTracker(nullptr); }),
+                     "An allocator trace tracker was attached that is no function.");
+  expect_starts_with(torch_error_of([] { adapter().attachOutOfMemoryObserver(nullptr); }),
+                     "An out-of-memory observer was attached that is no function.");
+}
+
 // In a process of its own, which has not used memory yet.
 LIMBO_CHILD_ROLE(early_trace_tracker) {
   install();
