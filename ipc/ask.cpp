@@ -6,6 +6,7 @@
 #include "ipc/call.h"
 #include "ipc/channel.h"
 #include "ipc/channel_socket.h"
+#include "ipc/descriptor.h"
 #include "ipc/questions.h"
 #include "ipc/runtime_directory.h"
 
@@ -55,7 +56,12 @@ Bytes ask_for(const LendingProcess& owner, const std::string& name) {
   Question question;
   question.type = MessageType::kAcquire;
   question.name = name;
-  return ask(call(owner), question).descriptor;
+  const Call asking = call(owner);
+  Bytes message = ask(asking, question).descriptor;
+  // Without this word its owner takes the message back when the call ends.
+  const ExportTicket made = decode_descriptor(message).ticket;
+  asking.send(encode(Heard{made.export_index, made.generation}));
+  return message;
 }
 
 std::vector<std::string> ask_what_is_published(const LendingProcess& process) {

@@ -76,7 +76,10 @@ void Call::wait_readable() const {
 }
 
 void Call::send(std::span<const std::byte> message) const {
-  if (!send_packet(socket_.get(), message)) fail(std::string("send: ") + std::strerror(errno));
+  if (send_packet(socket_.get(), message)) return;
+  const int cause = errno;
+  if (is_readable(pidfd_.get())) exited("it takes no messages");
+  fail(std::string("send: ") + std::strerror(cause));
 }
 
 Packet Call::answer(MessageType& type) const {

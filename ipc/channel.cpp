@@ -45,12 +45,20 @@ void Channel::Impl::answer_by(Answerer& answerer) {
         impl->reap(force);
         return true;
       },
-      [weak = weak_from_this()](std::uint64_t id, ByteSpan message) {
+      [weak = weak_from_this()](std::uint64_t id, ByteSpan message,
+                                const std::optional<protocol::ClaimTarget>& made) {
         const auto impl = weak.lock();
-        const auto found = impl != nullptr ? impl->peers.find(id) : decltype(peers)::iterator{};
-        return impl != nullptr && found != impl->peers.end() && found->second.socket.valid() &&
-               send_packet(found->second.socket.get(), message);
+        return impl != nullptr && impl->deliver(id, message, made);
       });
+}
+
+bool Channel::Impl::deliver(std::uint64_t id, ByteSpan message,
+                            const std::optional<protocol::ClaimTarget>& made) {
+  const auto found = peers.find(id);
+  if (found == peers.end() || !found->second.socket.valid()) return false;
+  if (!send_packet(found->second.socket.get(), message)) return false;
+  if (made) found->second.unheard.push_back(*made);
+  return true;
 }
 
 void Channel::Impl::accept_all() {
@@ -138,6 +146,10 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
     return;
   }
   if (questions != nullptr && is_question(type) && questions->take(id, packet.bytes)) return;
+  if (Heard heard; type == MessageType::kHeard && decode(packet.bytes, heard)) {
+    take_heard(peer, {heard.export_index, heard.generation});
+    return;
+  }
   if (!peer.lease) {
     answer(peer, MessageType::kError, ErrorCode::kBadArgument, "Say hello first");
     return;
@@ -160,6 +172,7 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
     worker.post(
         [this, lease, back] { keeper.take_back(lease, back.export_index, back.generation); });
   } else if (Forward forward; type == MessageType::kForward && decode(packet.bytes, forward)) {
+    peer.has_forwarded = true;
     answer_forward(keeper, worker, {peer.socket.get(), lease, *peer.watch}, forward);
   } else if (AskTimelines ask; type == MessageType::kTimeline && decode(packet.bytes, ask)) {
     answer_timeline(keeper, {peer.socket.get(), lease, *peer.watch}, ask);
@@ -168,6 +181,12 @@ void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
            "Message \"" + std::string(message_name(header.type)) +
                "\" is none that a sender takes, or its fields are out of range");
   }
+}
+
+// Of the answer to a question on this connection, or of what was forwarded.
+void Channel::Impl::take_heard(ChannelPeer& peer, const protocol::ClaimTarget& made) {
+  if (std::erase(peer.unheard, made) > 0 || !peer.lease) return;
+  worker.post([this, lease = *peer.lease, made] { keeper.heard(lease, made); });
 }
 
 void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet) {

@@ -11,6 +11,8 @@ namespace {
 
 // How often the waits on a forwarder that is gone and not quiet are completed.
 constexpr std::chrono::milliseconds kCompleteForwarderAgain{20};
+// More than a connection holds: a child of the dead may go on talking.
+constexpr int kMostLastMessages = 1024;
 
 }  // namespace
 
@@ -24,11 +26,34 @@ void Channel::Impl::give_up(std::uint64_t id) {
   });
 }
 
+// Everything that it has said so far: what it has heard of is not taken back.
+void Channel::Impl::hear_out(std::uint64_t id) {
+  for (int count = 0; count < kMostLastMessages; ++count) {
+    const auto found = peers.find(id);
+    if (found == peers.end() || !found->second.socket.valid()) return;
+    Packet packet;
+    if (receive_packet(found->second.socket.get(), packet) != PacketStatus::kPacket) return;
+    take(id, found->second, packet);
+  }
+}
+
+void Channel::Impl::end_unheard(ChannelPeer& peer) {
+  for (const protocol::ClaimTarget& made : peer.unheard) questions->not_delivered(made);
+  peer.unheard.clear();
+}
+
+void Channel::Impl::close_socket(ChannelPeer& peer) {
+  reaper.unwatch(peer.socket.get());
+  peer.socket.reset();
+  end_unheard(peer);
+}
+
+// All that it has said is read: it says nothing more.
 void Channel::Impl::close_connection(std::uint64_t id) {
   const auto found = peers.find(id);
   ChannelPeer& peer = found->second;
-  reaper.unwatch(peer.socket.get());
-  peer.socket.reset();
+  close_socket(peer);
+  if (peer.has_forwarded) worker.post([this, lease = *peer.lease] { keeper.hears_no_more(lease); });
   if (!peer.lease) {
     peers.erase(found);
     return;
@@ -60,15 +85,43 @@ void Channel::Impl::look_at(std::uint64_t id) {
 }
 
 void Channel::Impl::end_lease(std::uint64_t id) {
+  hear_out(id);
   const std::uint32_t lease = *peers.at(id).lease;
   drop(id);
   worker.post([this, lease] { keeper.lease_quiet(lease); });
+}
+
+// Its GPU may still write, and set back what was completed for those who wait for it: where it has
+// sent on, it is watched until it is quiet.
+void Channel::Impl::force_end(std::uint64_t id) {
+  hear_out(id);
+  ChannelPeer& peer = peers.at(id);
+  if (peer.forced) return;
+  const std::uint32_t lease = *peer.lease;
+  if (!keeper.complete_waits(lease)) {
+    end_lease(id);
+    return;
+  }
+  peer.forced = true;
+  peer.complete_again = Clock::now() + kCompleteForwarderAgain;
+  if (peer.socket.valid()) close_socket(peer);
+  worker.post([this, lease] { keeper.lease_forced(lease); });
+}
+
+// Whoever asks a question only has closed its connection by then.
+void Channel::Impl::end_handshake(std::uint64_t id) {
+  hear_out(id);
+  const auto found = peers.find(id);
+  if (found == peers.end() || found->second.lease) return;  // it has said it after all
+  answer(found->second, MessageType::kRefused, ErrorCode::kNoChannel, "No hello came in time");
+  drop(id);
 }
 
 void Channel::Impl::drop(std::uint64_t id) {
   const auto found = peers.find(id);
   if (found == peers.end()) return;
   if (found->second.socket.valid()) reaper.unwatch(found->second.socket.get());
+  end_unheard(found->second);
   peers.erase(found);
 }
 
@@ -81,7 +134,7 @@ void Channel::Impl::reap(bool force) {
   for (const std::uint64_t id : ids) {
     peers.at(id).watch->look_now();  // its own end only
     const auto left = peers.find(id);
-    if (force && left != peers.end() && left->second.watch->signs().gone()) end_lease(id);
+    if (force && left != peers.end() && left->second.watch->signs().gone()) force_end(id);
   }
 }
 
@@ -97,8 +150,7 @@ void Channel::Impl::run_for(std::uint64_t id, Clock::time_point now,
       wake_at(peer.handshake_until);
       return;
     }
-    answer(peer, MessageType::kRefused, ErrorCode::kNoChannel, "No hello came in time");
-    drop(id);
+    end_handshake(id);
     return;
   }
   const bool seen = peer.watch->try_again();

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ipc/channel.h"
 #include "ipc/channel_socket.h"
@@ -33,6 +34,11 @@ struct ChannelPeer {
   Clock::time_point handshake_until;
   std::optional<std::uint32_t> lease;  // after hello
   std::unique_ptr<PeerWatch> watch;
+  bool has_forwarded = false;
+  bool forced =
+      false;  // its lease was ended by reap(force); what waits for its GPU is still completed
+  // Made for it by its questions, and not heard of yet: nobody else knows of these.
+  std::vector<protocol::ClaimTarget> unheard;
   bool reported_gone = false;
   std::string reported_why;
   std::optional<Clock::time_point> complete_again;  // a late write may set a timeline back
@@ -73,13 +79,21 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   void read(std::uint64_t id);
   void take(std::uint64_t id, ChannelPeer& peer, Packet& packet);
   void take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet);
+  void take_heard(ChannelPeer& peer, const protocol::ClaimTarget& made);
+  [[nodiscard]] bool deliver(std::uint64_t id, ByteSpan message,
+                             const std::optional<protocol::ClaimTarget>& made);
   [[nodiscard]] bool welcome(const ChannelPeer& peer, const LeaseGrant& grant);
 
   // ---- their ends (channel_ends.cpp)
   void give_up(std::uint64_t id);
+  void hear_out(std::uint64_t id);
+  void end_unheard(ChannelPeer& peer);
+  void close_socket(ChannelPeer& peer);
   void close_connection(std::uint64_t id);
   void look_at(std::uint64_t id);
   void end_lease(std::uint64_t id);
+  void force_end(std::uint64_t id);
+  void end_handshake(std::uint64_t id);
   void drop(std::uint64_t id);
   void reap(bool force);
   void shut();

@@ -64,6 +64,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"sendon.after_enqueue", true},
     {"sendon.before_ask", true},
     {"sendon.after_answer", true},
+    {"sendon.after_heard", true},
     {"sendon.before_take_back"},
     {"forwarder.before_ask", true},
     {"forwarder.after_map", true},
@@ -95,6 +96,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"forward.after_pin", true},
     {"forward.after_open"},
     {"forward.before_answer"},
+    {"forward.after_heard"},
     {"timeline.before_answer"},
     // the producer's collect
     {"close.before_closing"},

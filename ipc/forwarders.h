@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 
 #include "ipc/lease_timelines.h"
 #include "ipc/owned_fd.h"
@@ -21,9 +22,15 @@ struct Forwarder {
   OwnedFd life_line;  // the far end
   std::uint32_t life_line_flags = 0;
   std::uint64_t named = 0;  // by so many exports that are not over
+  // Exports of which it has not said yet that it has heard: nobody else knows of them.
+  std::set<std::uint32_t> unheard;
+  // Its GPU writes nothing any more. Until then its timelines are completed again and again, also
+  // when its lease was ended by force.
+  bool quiet = false;
 
   // An export that names it is over.
-  void forget_one() noexcept {
+  void forget(std::uint32_t export_index) noexcept {
+    unheard.erase(export_index);
     if (--named != 0) return;
     pidfd.reset();
     life_line.reset();

@@ -172,7 +172,7 @@ void Exports::take_out(std::uint32_t index) noexcept {
 void Exports::forget(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
   delete std::exchange(record.seen, nullptr);
-  if (Forwarder* forwarder = std::exchange(record.forwarder, nullptr)) forwarder->forget_one();
+  if (Forwarder* forwarder = std::exchange(record.forwarder, nullptr)) forwarder->forget(index);
 }
 
 void Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {

@@ -73,6 +73,8 @@ Shape shape_of(std::uint16_t type) noexcept {
       return {"take back", kDeclineBytes, TakeBack::kDescriptors, true};
     case MessageType::kAnswer:
       return {"answer", {}, 0, true};
+    case MessageType::kHeard:
+      return {"heard", kDeclineBytes, Heard::kDescriptors, true};
   }
   return {};
 }
@@ -215,6 +217,13 @@ MessageBytes encode(const TakeBack& message) {
   return finish(std::move(out));
 }
 
+MessageBytes encode(const Heard& message) {
+  FieldWriter out = begin(MessageType::kHeard);
+  out.number(message.export_index);
+  out.number(message.generation);
+  return finish(std::move(out));
+}
+
 std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,
                         MessageHeader& header) {
   FieldReader in(bytes);
@@ -337,6 +346,13 @@ bool decode(std::span<const std::byte> bytes, AskedInVain& message) {
 }
 
 bool decode(std::span<const std::byte> bytes, TakeBack& message) {
+  FieldReader in = body(bytes);
+  message.export_index = in.number<std::uint32_t>();
+  message.generation = in.number<std::uint64_t>();
+  return in.finished() && can_be(message.export_index, message.generation);
+}
+
+bool decode(std::span<const std::byte> bytes, Heard& message) {
   FieldReader in = body(bytes);
   message.export_index = in.number<std::uint32_t>();
   message.generation = in.number<std::uint64_t>();

@@ -25,7 +25,7 @@
 
 namespace limbo {
 
-inline constexpr std::uint16_t kMessageVersion = 2;
+inline constexpr std::uint16_t kMessageVersion = 3;
 inline constexpr std::size_t kMaxMessageBytes = 4096;
 inline constexpr std::size_t kMessageHeaderBytes = 8;
 
@@ -51,8 +51,9 @@ enum class MessageType : std::uint16_t {
   kAskedInVain = 19,  // producer, in answer to forward or timeline: why not
   kTakeBack = 20,     // consumer: what was forwarded for me is not wanted any more
   kAnswer = 21,       // to one of the questions
+  kHeard = 22,  // consumer, in answer to forwarded and to the answer to acquire: it is sent on
 };
-inline constexpr MessageType kLastMessageType = MessageType::kAnswer;
+inline constexpr MessageType kLastMessageType = MessageType::kHeard;
 
 // "hello", "forward"; "unknown" for what is none.
 [[nodiscard]] std::string_view message_name(std::uint16_t type) noexcept;
@@ -135,6 +136,14 @@ struct TakeBack {
   std::uint64_t generation = 0;
 };
 
+// What was made for the sender of this message has come to it, and will be named to others: until then
+// its owner may take it back.
+struct Heard {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint32_t export_index = 0;
+  std::uint64_t generation = 0;
+};
+
 using MessageBytes = std::vector<std::byte>;
 
 [[nodiscard]] MessageBytes encode(const Hello& message);
@@ -150,6 +159,7 @@ using MessageBytes = std::vector<std::byte>;
 [[nodiscard]] MessageBytes encode(const GivenTimelines& message);
 [[nodiscard]] MessageBytes encode(const AskedInVain& message);
 [[nodiscard]] MessageBytes encode(const TakeBack& message);
+[[nodiscard]] MessageBytes encode(const Heard& message);
 
 struct MessageHeader {
   std::uint16_t type = 0;
@@ -173,5 +183,6 @@ struct MessageHeader {
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, GivenTimelines& message);
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, AskedInVain& message);
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, TakeBack& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, Heard& message);
 
 }  // namespace limbo

@@ -27,14 +27,7 @@ Packet OwnerRequests::ask(const std::string& what,
 
   bool sent = false;
   try {
-    const MessageBytes bytes = message(request);
-    while (!(sent = connection_.send(bytes)) && Clock::now() < until) {
-      lock.lock();
-      const bool closed = closed_;
-      lock.unlock();
-      if (closed) break;
-      std::this_thread::sleep_for(kSendAgain);
-    }
+    sent = say(message(request), until);
   } catch (...) {
     lock.lock();
     pending_.erase(request);
@@ -55,6 +48,16 @@ Packet OwnerRequests::ask(const std::string& what,
                           : ", and has not answered within " +
                                 std::to_string(kAnswerDeadline.count()) + " ms."),
               "It may be stopped, or very busy: try again, or send a clone().");
+}
+
+bool OwnerRequests::say(const MessageBytes& message, Clock::time_point until) {
+  while (!connection_.send(message)) {
+    std::unique_lock lock(mutex_);
+    if (closed_ || Clock::now() >= until) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(kSendAgain);
+  }
+  return true;
 }
 
 bool OwnerRequests::answered(std::uint64_t request, Packet&& answer) {

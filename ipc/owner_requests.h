@@ -28,6 +28,9 @@ class OwnerRequests {
   [[nodiscard]] Packet ask(const std::string& what,
                            const std::function<MessageBytes(std::uint64_t)>& message);
 
+  // Sends it until the connection takes it, at most so long. False: it does not, or is closed.
+  [[nodiscard]] bool say(const MessageBytes& message, std::chrono::steady_clock::time_point until);
+
   // ---- the reaper's
   // False: nobody waits for it any more.
   [[nodiscard]] bool answered(std::uint64_t request, Packet&& answer);

@@ -124,8 +124,12 @@ class Producer : public Lender {
   [[nodiscard]] LeaseGrant add_lease(const LeasePeer& peer);
   // Its process has ended: quarantine, `why` for the holder list. Idempotent.
   void lease_gone(std::uint32_t lease_number, const std::string& why);
-  // None of its GPU work runs any more: sweep, once. The lease's number is never used again.
+  // None of its GPU work runs any more: sweep, once. The lease's number is never used again. Withdraws
+  // what was forwarded for it and was not heard of.
   void lease_quiet(std::uint32_t lease_number);
+  // The same by somebody's word, while it is not known: what waits for its GPU has to be completed
+  // still, until lease_quiet is called as well.
+  void lease_forced(std::uint32_t lease_number);
   // The consumer says that nothing of its lease is left. True when the row bears that out: then the
   // lease is over. Else it stays until its process has ended; nothing is taken back by a word.
   [[nodiscard]] bool lease_left(std::uint32_t lease_number);
@@ -145,13 +149,17 @@ class Producer : public Lender {
                                               int life_line, std::uint32_t life_line_flags);
   // Withdraws what was forwarded for the process of this lease; nothing else.
   void take_back(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
+  // The lease's process has heard of what was forwarded for it, and names it to others from here on.
+  void heard(std::uint32_t lease_number, const protocol::ClaimTarget& made);
+  // It will say nothing any more: withdraws what it has not heard of.
+  void hears_no_more(std::uint32_t lease_number);
   // What a third process needs to wait for a forwarder. On the reaper; no device call. Throws kGone
   // when no lease of this number has forwarded anything that is not over.
   [[nodiscard]] ForwarderFiles forwarder_files(std::uint32_t lease_number);
   // The lease's process has ended: lets every wait on its timelines pass. On the reaper; no device
-  // call. False when it has forwarded nothing, and so nobody waits.
+  // call. False when it has forwarded nothing, or nothing that is left, and so nobody waits.
   bool complete_waits(std::uint32_t lease_number);
-  // Forgets forwarders that are gone and that no export names; waits for the device where this
+  // Forgets forwarders that are quiet and that no export names; waits for the device where this
   // process has waited for them. Not on the reaper.
   void drop_forwarders();
   // Whether that would do anything.

@@ -51,6 +51,10 @@ void check(const ForwardRequest& request, const Capacities& capacities) {
               "Send memory on while it is held.");
 }
 
+bool can_drop(const Forwarder& forwarder) {
+  return forwarder.named == 0 && forwarder.quiet;
+}
+
 // Inside the range that the asker was given.
 bool is_inside(const ForwardRequest& request, const ExportRecord& held) {
   return request.offset_bytes >= held.offset_bytes && request.size_bytes <= held.size_bytes &&
@@ -115,6 +119,12 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
   } else if (forwarder->named == 0) {
     forwarder->pidfd = std::move(spare.front().pidfd);
     forwarder->life_line = std::move(spare.front().life_line);
+  }
+  try {
+    forwarder->unheard.insert(*index);
+  } catch (...) {
+    exports.cancel_later(*index);
+    throw;
   }
   exports.forwards(*index, request.held.export_index, *forwarder);
   ExportRecord& record = exports.record(*index);
@@ -187,6 +197,31 @@ void Producer::take_back(std::uint32_t lease_number, std::uint32_t export_index,
   impl.run_pass(protocol::Look::kChanged);
 }
 
+void Producer::heard(std::uint32_t lease_number, const protocol::ClaimTarget& made) {
+  Impl& impl = *impl_;
+  Impl::Hold hold(impl);
+  Forwarder* forwarder = impl.find_forwarder(lease_number);
+  if (forwarder == nullptr || !forwarder->unheard.contains(made.export_index)) return;
+  if (impl.exports.record(made.export_index).generation != made.generation) return;
+  forwarder->unheard.erase(made.export_index);
+  LIMBO_FAIL_POINT("forward.after_heard");
+}
+
+void Producer::hears_no_more(std::uint32_t lease_number) {
+  Impl& impl = *impl_;
+  Impl::Hold hold(impl);
+  if (Forwarder* forwarder = impl.find_forwarder(lease_number)) impl.withdraw_unheard(*forwarder);
+}
+
+void Producer::Impl::withdraw_unheard(Forwarder& forwarder) {
+  if (forwarder.unheard.empty()) return;
+  for (const std::uint32_t index : forwarder.unheard) {
+    (void)exports.drain(index, exports.record(index).generation, protocol::EndReason::kWithdrawn);
+  }
+  forwarder.unheard.clear();
+  run_pass(protocol::Look::kChanged);
+}
+
 // ---- the forwarders' timelines ----------------------------------------------------------------
 
 ForwarderFiles Producer::forwarder_files(std::uint32_t lease_number) {
@@ -249,15 +284,11 @@ bool OwnOpen::ended_early() const noexcept {
          });
 }
 
-bool Producer::Impl::can_drop(const Forwarder& forwarder) {
-  return forwarder.named == 0 && find_lease(forwarder.lease_number) == nullptr;
-}
-
 bool Producer::has_forwarders_to_drop() {
   Impl& impl = *impl_;
   Impl::Hold hold(impl);
   return std::any_of(impl.forwarders.begin(), impl.forwarders.end(),
-                     [&](const Forwarder& forwarder) { return impl.can_drop(forwarder); });
+                     [](const Forwarder& forwarder) { return can_drop(forwarder); });
 }
 
 void Producer::drop_forwarders() {
@@ -267,7 +298,7 @@ void Producer::drop_forwarders() {
     Impl::Hold hold(impl);
     for (auto entry = impl.forwarders.begin(); entry != impl.forwarders.end();) {
       const auto current = entry++;
-      if (impl.can_drop(*current) && current->timelines->finish()) {
+      if (can_drop(*current) && current->timelines->finish()) {
         dropped.splice(dropped.end(), impl.forwarders, current);
       }
     }

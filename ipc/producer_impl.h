@@ -82,13 +82,16 @@ struct Producer::Impl {
   }
   [[nodiscard]] bool is_mapped(std::uint32_t piece_index) const;
   [[nodiscard]] Forwarder* find_forwarder(std::uint32_t lease_number);
-  [[nodiscard]] bool can_drop(const Forwarder& forwarder);
+  // Nobody but a forwarder that will not name them knows of these.
+  void withdraw_unheard(Forwarder& forwarder);
   // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
   std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request,
                         std::list<Forwarder>& spare);
   [[nodiscard]] std::uint64_t wanted_back_bytes(const Lease& lease, int device_index) const;
 
   // ---- without the lock
+  // Sweeps the lease; `quiet`: none of its GPU work runs any more, or the caller vouches for that.
+  void end_lease(std::uint32_t lease_number, bool quiet);
   bool collect();
   // Looks at every used group of every lease, and waits, at most `at_most`, for the lock and for
   // those who are unpinning. True when anything was unpinned meanwhile.

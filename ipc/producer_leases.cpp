@@ -62,26 +62,35 @@ void Producer::lease_gone(std::uint32_t lease_number, const std::string& why) {
   lease->why = why;
 }
 
-void Producer::lease_quiet(std::uint32_t lease_number) {
-  Impl& impl = *impl_;
+void Producer::Impl::end_lease(std::uint32_t lease_number, bool quiet) {
   std::unique_ptr<Lease> swept;  // unmapped after the unlock
   {
-    Impl::Hold hold(impl);
-    const auto found = std::find_if(impl.leases.begin(), impl.leases.end(), [&](const auto& lease) {
+    Hold hold(*this);
+    if (Forwarder* forwarder = find_forwarder(lease_number)) {
+      forwarder->timelines->complete();
+      withdraw_unheard(*forwarder);
+      forwarder->quiet |= quiet;
+    }
+    const auto found = std::find_if(leases.begin(), leases.end(), [&](const auto& lease) {
       return lease->number() == lease_number;
     });
-    if (found == impl.leases.end()) return;
+    if (found == leases.end()) return;
     LIMBO_FAIL_POINT("lease.before_sweep");
-    impl.claims_swept += protocol::sweep_row(protocol::g_memory, **found, impl.exports);
-    ++impl.leases_swept;
-    if (const Forwarder* forwarder = impl.find_forwarder(lease_number)) {
-      forwarder->timelines->complete();
-    }
+    claims_swept += protocol::sweep_row(protocol::g_memory, **found, exports);
+    ++leases_swept;
     swept = std::move(*found);
-    impl.leases.erase(found);
-    impl.run_pass(Look::kChanged);
+    leases.erase(found);
+    run_pass(Look::kChanged);
     LIMBO_FAIL_POINT("lease.after_sweep");
   }
+}
+
+void Producer::lease_quiet(std::uint32_t lease_number) {
+  impl_->end_lease(lease_number, true);
+}
+
+void Producer::lease_forced(std::uint32_t lease_number) {
+  impl_->end_lease(lease_number, false);
 }
 
 bool Producer::lease_left(std::uint32_t lease_number) {

@@ -122,6 +122,7 @@ class ProducerLink {
  private:
   [[nodiscard]] std::optional<DeathSigns::Clock::time_point> watch(
       ServiceThread& reaper, DeathSigns::Clock::time_point now);
+  void say_heard(const ExportTicket& made);
   void read_connection(ServiceThread& reaper);
   void take(Packet&& packet);
   void complete_producers_waits() noexcept;

@@ -74,6 +74,18 @@ TimelinePoint ProducerLink::advance(StreamRef stream) {
   return own_timelines_.advance(stream);
 }
 
+// Before anybody else hears of it: what its owner has to believe unheard is withdrawn when this process
+// ends, or the connection.
+void ProducerLink::say_heard(const ExportTicket& made) {
+  const Heard message{made.export_index, made.generation};
+  if (requests_.say(encode(message), Clock::now() + kAnswerDeadline)) return;
+  throw Error(
+      ErrorCode::kNoChannel,
+      "The owner of the memory could not be told that its answer has come: the connection to "
+      "it is closed, or takes nothing more.",
+      "Try again, or send a clone().");
+}
+
 ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTicket& held) {
   const Clock::time_point until = Clock::now() + kAnswerDeadline;
   LIMBO_FAIL_POINT("sendon.before_ask");
@@ -96,6 +108,8 @@ ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTi
       }
       try {
         LIMBO_FAIL_POINT("sendon.after_answer");
+        say_heard(ticket);
+        LIMBO_FAIL_POINT("sendon.after_heard");
       } catch (...) {
         (void)take_back(made.export_index, made.generation);
         throw;

@@ -207,17 +207,19 @@ bool Questions::take(std::uint64_t peer, std::span<const std::byte> bytes) {
 void Questions::answer(std::uint64_t peer, const Question& question) {
   Answer answer;
   answer.to = question.type;
+  std::optional<protocol::ClaimTarget> made;
   try {
     if (question.type == MessageType::kAcquire) {
-      answer.descriptor = answerer_.acquire_for_other(question.name);
+      Acquired acquired = answerer_.acquire_for_other(question.name);
+      made = acquired.made;
+      answer.descriptor = std::move(acquired.descriptor);
       LIMBO_FAIL_POINT("acquire.after_share");
     }
     if (question.type == MessageType::kPublishList) answer.names = answerer_.published();
     if (question.type == MessageType::kHolders) answer.holders = answerer_.lent_to();
-    MessageBytes message = encode(answer, question.from);
-    send(peer, std::move(message), std::move(answer.descriptor));
+    send(peer, encode(answer, question.from), made);
   } catch (const Error& failure) {
-    if (!answer.descriptor.empty()) answerer_.not_delivered(answer.descriptor);
+    if (made) answerer_.not_delivered(*made);
     send(peer, refusal_of(failure));
   }
 }
@@ -239,12 +241,15 @@ void Questions::reap(std::uint64_t peer, bool force) {
   });
 }
 
-void Questions::send(std::uint64_t peer, MessageBytes message, Bytes descriptor) {
-  reaper_.post([self = shared_from_this(), peer, message = std::move(message),
-                descriptor = std::move(descriptor)] {
-    if (self->deliver_(peer, message) || descriptor.empty()) return;
-    self->worker_.post([self, descriptor] { self->answerer_.not_delivered(descriptor); });
+void Questions::send(std::uint64_t peer, MessageBytes message,
+                     const std::optional<protocol::ClaimTarget>& made) {
+  reaper_.post([self = shared_from_this(), peer, message = std::move(message), made] {
+    if (!self->deliver_(peer, message, made) && made) self->not_delivered(*made);
   });
+}
+
+void Questions::not_delivered(const protocol::ClaimTarget& made) {
+  worker_.post([self = shared_from_this(), made] { self->answerer_.not_delivered(made); });
 }
 
 }  // namespace limbo

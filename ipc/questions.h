@@ -8,6 +8,9 @@
 // | reap         | force (1)           | leases (8), claims (8)                           |
 // | holders      | from (4)            | next (4), count (2), the holders                 |
 //
+// Whoever acquires says heard (messages.h) when it has the descriptor, and before it names it to others.
+// Where its connection ends without that, the message is withdrawn.
+//
 // An answer is a message of its own type, which begins with the question's (2 bytes); where there is
 // none, an error comes instead. Lists come in parts: `next` is what to ask from next time, 0 at the
 // end; a list that changes meanwhile may miss a line or repeat one.
@@ -18,11 +21,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ipc/messages.h"
+#include "ipc/protocol/claim.h"
 #include "ipc/service_thread.h"
 #include "ipc/sharing.h"
 
@@ -58,14 +63,20 @@ struct Answer {
 inline constexpr std::size_t kMaxAnsweredDescriptorBytes =
     kMaxMessageBytes - kMessageHeaderBytes - 2;
 
+// A message that was made for whoever acquires a name, and its export.
+struct Acquired {
+  Bytes descriptor;
+  protocol::ClaimTarget made;
+};
+
 // Who knows the answers. Called on the worker; throws Error, which is sent instead.
 class Answerer {
  public:
   virtual ~Answerer() = default;
   // A message of what is published under this name, promised to one process.
-  [[nodiscard]] virtual Bytes acquire_for_other(const std::string& name) = 0;
-  // Whoever asked is gone: nobody will open it.
-  virtual void not_delivered(ByteSpan descriptor) = 0;
+  [[nodiscard]] virtual Acquired acquire_for_other(const std::string& name) = 0;
+  // Whoever asked has not heard of it, and never will: nobody opens it.
+  virtual void not_delivered(const protocol::ClaimTarget& made) = 0;
   [[nodiscard]] virtual std::vector<std::string> published() = 0;
   [[nodiscard]] virtual std::vector<Holder> lent_to() = 0;
   // Of all reaps since the start.
@@ -77,19 +88,24 @@ class Questions : public std::enable_shared_from_this<Questions> {
  public:
   // On the reaper; false: there is no channel any more.
   using Reap = std::function<bool(bool force)>;
-  // On the reaper; false: that peer is gone.
-  using Deliver = std::function<bool(std::uint64_t peer, ByteSpan message)>;
+  // On the reaper; false: that peer is gone. `made`, if there is one: the export that the message is
+  // about; the channel says not_delivered when the peer goes without having heard of it.
+  using Deliver = std::function<bool(std::uint64_t peer, ByteSpan message,
+                                     const std::optional<protocol::ClaimTarget>& made)>;
 
   Questions(ServiceThread& reaper, ServiceThread& worker, Answerer& answerer, Reap reap,
             Deliver deliver);
 
   // False: the fields are out of range.
   [[nodiscard]] bool take(std::uint64_t peer, std::span<const std::byte> bytes);
+  // A peer that was answered has gone without having heard of it.
+  void not_delivered(const protocol::ClaimTarget& made);
 
  private:
   void answer(std::uint64_t peer, const Question& question);
   void reap(std::uint64_t peer, bool force);
-  void send(std::uint64_t peer, MessageBytes message, Bytes descriptor = {});
+  void send(std::uint64_t peer, MessageBytes message,
+            const std::optional<protocol::ClaimTarget>& made = std::nullopt);
 
   ServiceThread& reaper_;
   ServiceThread& worker_;

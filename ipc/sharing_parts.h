@@ -175,6 +175,13 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     return producer.forwarder_files(lease);
   }
   bool complete_waits(std::uint32_t lease) override { return producer.complete_waits(lease); }
+  void heard(std::uint32_t lease, const protocol::ClaimTarget& made) override {
+    producer.heard(lease, made);
+  }
+  void hears_no_more(std::uint32_t lease) override { producer.hears_no_more(lease); }
+  void lease_forced(std::uint32_t lease) override {
+    if (!engine.ended.load()) producer.lease_forced(lease);
+  }
   bool lease_left(std::uint32_t lease) override {
     return !engine.ended.load() && producer.lease_left(lease);
   }
@@ -185,15 +192,16 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     if (engine.look_for_a_lost_context()) producer.mark_context_lost();
   }
 
-  Bytes acquire_for_other(const std::string& name) override {
+  Acquired acquire_for_other(const std::string& name) override {
     if (engine.ended.load()) {
       throw Error(ErrorCode::kProducerExited, "The process that publishes this is ending.");
     }
-    return publications.acquire(name);
-  }
-  void not_delivered(ByteSpan message) override {
+    Bytes message = publications.acquire(name);
     const ExportTicket ticket = decode_descriptor(message).ticket;
-    producer.withdraw(ticket.export_index, ticket.generation);
+    return {std::move(message), {ticket.export_index, ticket.generation}};
+  }
+  void not_delivered(const protocol::ClaimTarget& made) override {
+    producer.withdraw(made.export_index, made.generation);
   }
   std::vector<std::string> published() override { return publications.list(); }
   std::vector<Holder> lent_to() override {

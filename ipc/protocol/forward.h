@@ -7,8 +7,10 @@
 // | the asker  |                                             |         | the owner                   |
 // | new export | FREE | OPEN | owner, under the collect lock | release | of the owner: the ledger    |
 // |            |      |      | (open_export)                 |         | dies too. Of the asker:     |
-// |            |      |      |                               |         | what it never sent on is    |
-// |            |      |      |                               |         | withdrawn or expires        |
+// |            |      |      |                               |         | what it has not heard of is |
+// |            |      |      |                               |         | withdrawn when it is quiet; |
+// |            |      |      |                               |         | what it has not sent on     |
+// |            |      |      |                               |         | since then expires          |
 //
 // Steps of the owner, all under the collect lock: may_forward; a slot; a pin more on the block,
 // which the asker's export still pins; OPEN. Nothing here unpins or calls back: a forward that fails

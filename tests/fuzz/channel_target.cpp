@@ -41,6 +41,7 @@ constexpr std::size_t kHelloFlagsAt = 28;
 
 // What is published; long, so that the list needs parts.
 // Never destroyed: threads still ask for it when the program ends.
+constexpr protocol::ClaimTarget kAcquired{3, 4};
 const std::string& kName = *new std::string(200, 'n');
 
 // Keeps a producer's leases, and answers questions about it; one name is published.
@@ -75,12 +76,12 @@ class ProducersKeeper : public LeaseKeeper, public Answerer {
     return leases_.size();
   }
 
-  Bytes acquire_for_other(const std::string& name) override {
+  Acquired acquire_for_other(const std::string& name) override {
     if (name != kName) throw Error(ErrorCode::kNoSuchName, "Nobody publishes \"" + name + "\".");
-    return Bytes(100);
+    return {Bytes(100), kAcquired};
   }
-  void not_delivered(ByteSpan descriptor) override {
-    require(descriptor.size() == 100, "what was not delivered is what was acquired");
+  void not_delivered(const protocol::ClaimTarget& made) override {
+    require(made == kAcquired, "what was not delivered is what was acquired");
   }
   std::vector<std::string> published() override { return std::vector<std::string>(90, kName); }
   std::vector<Holder> lent_to() override { return producer_.holders(); }
@@ -97,6 +98,14 @@ class ProducersKeeper : public LeaseKeeper, public Answerer {
     return producer_.forwarder_files(lease);
   }
   bool complete_waits(std::uint32_t lease) override { return producer_.complete_waits(lease); }
+  void heard(std::uint32_t lease, const protocol::ClaimTarget& made) override {
+    producer_.heard(lease, made);
+  }
+  void hears_no_more(std::uint32_t lease) override { producer_.hears_no_more(lease); }
+  void lease_forced(std::uint32_t lease) override {
+    producer_.lease_forced(lease);
+    over(lease);
+  }
   void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     producer_.take_back(lease, index, generation);
   }

@@ -82,6 +82,8 @@ void message(ByteSpan bytes, std::size_t descriptors) {
       return decode_as<AskedInVain>(bytes);
     case MessageType::kTakeBack:
       return decode_as<TakeBack>(bytes);
+    case MessageType::kHeard:
+      return decode_as<Heard>(bytes);
     case MessageType::kPublishList:
     case MessageType::kAcquire:
     case MessageType::kReap:

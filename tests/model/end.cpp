@@ -74,8 +74,8 @@ void look_at_end(const Scenario& scenario, World& world, Observer* observer) {
   }
   if (scenario.expires_at_end) {
     for (std::uint8_t message = 0; message < scenario.messages.size(); ++message) {
-      const Message& made = world.own.messages[message];
-      if (made.sent || made.answer == 1) steps.push_back({Op::kExpire, message});
+      // What a forwarder has not heard of is taken back without a time limit.
+      if (world.own.messages[message].sent) steps.push_back({Op::kExpire, message});
     }
   }
   if (scenario.collects_at_end || !steps.empty()) steps.push_back({Op::kCollect});

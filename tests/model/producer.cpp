@@ -246,9 +246,13 @@ void begin(const Run& run) {
       head.note[0] = static_cast<std::uint8_t>(which);
       return run.go(Phase::kLock);
     }
-    case Op::kTakeBack:
-      run.memory.await(own.messages[step.what].given_up && own.messages[step.what].answer == 1);
+    case Op::kTakeBack: {
+      // Its asker says so; or has died, and has not said that it has heard of it.
+      const Message& message = own.messages[step.what];
+      const bool unheard = !message.sent && own.processes[message.asker + 1U].quiet;
+      run.memory.await(message.answer == 1 && (message.given_up || unheard));
       return run.go(Phase::kLock);
+    }
     case Op::kReturnPiece: {
       bool unused = !own.pieces[step.what].returned;
       for (std::uint32_t block = 0; block < run.scenario.blocks; ++block) {

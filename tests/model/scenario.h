@@ -83,7 +83,7 @@ enum class Op : std::uint8_t {
   kSweep,           // lease, once its consumer is quiet
   kTakeDecline,     // a decline that has come
   kTakeForward,     // a request to forward that has come
-  kTakeBack,        // a forward that its asker gave up
+  kTakeBack,        // a forward that its asker gave up, or died without having heard of
   kReturnPiece,     // piece: asked of the consumers, and returned if none maps it
   kExit,            // waits until what was sent is mapped, and ends
   kAwaitReaders,    // until nobody holds anything

@@ -1,5 +1,7 @@
 // Forwarders whose work will not come: they lose their GPU context, or die. Nobody waits for them,
 // and what they have not written is known as such.
+#include <signal.h>
+
 #include "tests/processes/sharing_support.h"
 
 namespace limbo::testing {
@@ -151,6 +153,36 @@ TEST_F(DeadForwarderTest, WhatComesBackToItsOwnerIsMarkedToo) {
   EXPECT_TRUE(sender_.becomes("limbo", 0));
   sender_.empty_cache();  // waits for the events of other streams
   expect_all_back();
+}
+
+// Its GPU work goes on in the name of its child: it sets back what was completed, after the sweep too.
+TEST_F(DeadForwarderTest, WhatWasEndedByForceStaysCompleted) {
+  LIMBO_NEEDS_SIMULATED_DEVICE();  // kernels that outlive their process for a known time
+  sender_.allocate("b", kMiB, 1);
+  forwarder_->receive("r", sender_.share("b"));
+  forwarder_->write_for("r", 5, milliseconds(300));
+  sender_.use_stream("early");
+  sender_.receive("first", forwarder_->share("r"));
+  sender_.drop("first");
+  sender_.use_stream("default");
+  forwarder_->write_for("r", 6, milliseconds(60'000));
+  const std::string unwritten = forwarder_->share("r");
+  const pid_t child = forwarder_->fork_idle_child();
+  forwarder_->process().kill();
+  EXPECT_TRUE(sender_.becomes("leases_quarantined", 1));
+  EXPECT_EQ(sender_.reap(true), "1 1");
+  EXPECT_TRUE(eventually([&] { return sender_.holds("b", 6); }));  // the first number has landed
+  sender_.use_stream("reading");
+  sender_.receive("mine", unwritten);
+  sender_.synchronize();  // comes back
+  EXPECT_TRUE(sender_.orphaned("mine"));
+  sender_.use_stream("default");
+  sender_.drop("mine");
+  ::kill(child, SIGKILL);
+  sender_.free("b");
+  EXPECT_TRUE(sender_.becomes("limbo", 0));
+  sender_.empty_cache();  // waits for the events of other streams
+  EXPECT_EQ(sender_.stat("leases_swept"), 1);
 }
 
 // One that lives on without its context has ended its own numbers.

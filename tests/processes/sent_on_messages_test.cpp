@@ -17,6 +17,94 @@ class SentOnMessagesTest : public SharingTest {
   Peer third_;
 };
 
+// ---- never seen by who asked for it ------------------------------------------------------------
+
+// What the owner has made for it is in its connection, unread.
+TEST_F(SentOnMessagesTest, AnAnswerThatADeadForwarderHasNotReadIsWithdrawn) {
+  sender_.allocate("b", kMiB, 7);
+  Peer forwarder;
+  forwarder.receive("r", sender_.share("b"));
+  const std::int64_t withdrawn = sender_.stat("withdrawn");
+  sender_.set_fail_points("forward.before_answer=delay:300");
+  forwarder.send("share r -1 1");
+  EXPECT_TRUE(eventually([&] { return sender_.passed("forward.before_answer") == 1; }));
+  forwarder.process().stop();
+  sender_.reap(false);  // behind the answer
+  EXPECT_EQ(sender_.stat("forwards"), 1);
+  EXPECT_EQ(sender_.stat("withdrawn"), withdrawn);
+  EXPECT_EQ(sender_.stat("in_flight"), 1);
+  forwarder.process().kill();
+  EXPECT_TRUE(sender_.becomes("withdrawn", withdrawn + 1));
+  EXPECT_EQ(sender_.stat("in_flight"), 0);
+  sender_.free("b");
+  expect_all_back();
+}
+
+// It dies between hearing and saying so, or right behind that; then it may have told others.
+TEST_F(SentOnMessagesTest, WhatWasHeardOfStaysOpenAndWhatWasNotIsWithdrawn) {
+  sender_.allocate("b", kMiB, 7);
+  const std::int64_t withdrawn = sender_.stat("withdrawn");
+  for (const char* point : {"sendon.after_answer", "sendon.after_heard"}) {
+    Peer forwarder;
+    forwarder.receive("r", sender_.share("b"));
+    forwarder.set_fail_points(std::string(point) + "=crash");
+    EXPECT_FALSE(forwarder.survives("share r 300 1"));
+  }
+  EXPECT_TRUE(sender_.becomes("leases_swept", 2));
+  EXPECT_TRUE(sender_.becomes("withdrawn", withdrawn + 1));
+  EXPECT_EQ(sender_.stat("in_flight"), 1);
+  Peer forwarder;
+  forwarder.receive("r", sender_.share("b"));
+  const std::string on = forwarder.share("r");
+  forwarder.process().kill();
+  EXPECT_TRUE(sender_.becomes("leases_swept", 3));
+  third_.receive("t", on);
+  EXPECT_TRUE(third_.holds("t", 7));
+  third_.drop("t");
+  EXPECT_EQ(sender_.stat("withdrawn"), withdrawn + 1);
+  sender_.free("b");
+  expect_all_back();  // when the time of what was heard of is over
+}
+
+TEST_F(SentOnMessagesTest, AMessageThatADeadAcquirerHasNotReadIsWithdrawn) {
+  sender_.allocate("b", kMiB, 7);
+  sender_.publish("weights", "b");
+  const std::int64_t withdrawn = sender_.stat("withdrawn");
+  Peer acquirer;
+  sender_.set_fail_points("acquire.after_share=delay:300");
+  acquirer.send("acquire weights");
+  EXPECT_TRUE(eventually([&] { return sender_.passed("acquire.after_share") == 1; }));
+  acquirer.process().stop();
+  sender_.reap(false);  // behind the answer's making
+  sender_.reap(false);  // behind its sending
+  EXPECT_EQ(sender_.stat("in_flight"), 1);
+  EXPECT_EQ(sender_.stat("withdrawn"), withdrawn);
+  acquirer.process().kill();
+  EXPECT_TRUE(sender_.becomes("withdrawn", withdrawn + 1));
+  EXPECT_EQ(sender_.stat("in_flight"), 0);
+  EXPECT_TRUE(sender_.unpublish("weights"));
+  sender_.free("b");
+  expect_all_back();
+}
+
+// One that is stopped for longer than it waits itself: its error is the truth.
+TEST_F(SentOnMessagesTest, AMessageThatCameTooLateForItsAcquirerIsWithdrawn) {
+  sender_.allocate("b", kMiB, 7);
+  sender_.publish("weights", "b");
+  const std::int64_t withdrawn = sender_.stat("withdrawn");
+  sender_.set_fail_points("acquire.after_share=delay:1200");
+  EXPECT_EQ(error_of([&] { (void)third_.acquire("weights"); }), "no_channel");
+  EXPECT_TRUE(sender_.becomes("withdrawn", withdrawn + 1));
+  sender_.set_fail_points("");
+  const std::string message = third_.acquire("weights");
+  third_.receive("t", message);
+  EXPECT_TRUE(third_.holds("t", 7));
+  third_.drop("t");
+  EXPECT_TRUE(sender_.unpublish("weights"));
+  sender_.free("b");
+  expect_all_back();
+}
+
 // ---- taken back -------------------------------------------------------------------------------
 
 // The lease that it was sent on by has no connection any more; its process is known all the same.

@@ -85,6 +85,7 @@ void decoders(const Folder& to) {
       {"timelines", {encode(GivenTimelines{}), 3}},
       {"asked-in-vain", {encode(AskedInVain{}), 0}},
       {"take-back", {encode(TakeBack{}), 0}},
+      {"heard", {encode(Heard{}), 0}},
       {"publish-list", {encode(Question{MessageType::kPublishList, "", false, 3}), 0}},
       {"acquire", {encode(Question{MessageType::kAcquire, "weights", false, 0}), 0}},
       {"reap", {encode(Question{MessageType::kReap, "", true, 0}), 0}},

@@ -67,6 +67,18 @@ TEST_F(ChannelRequests, AnAnswerThatNobodyCanHearIsTakenBack) {
   EXPECT_TRUE(eventually([&] { return keeper().noted("take back 1 9 10"); }));
 }
 
+TEST_F(ChannelRequests, WhatWasHeardIsToldAndSoIsThatNoMoreComes) {
+  OwnedFd socket = greeted();
+  ASSERT_TRUE(send_packet(socket.get(), encode(Heard{9, 10})));
+  EXPECT_TRUE(eventually([&] { return keeper().noted("heard 0 9 10"); }));
+  ASSERT_TRUE(send_packet(socket.get(), encode(forward())));
+  (void)next(socket.get());
+  ASSERT_TRUE(send_packet(socket.get(), encode(Heard{4, 5})));
+  socket.reset();  // what it has said last is read before that is seen
+  EXPECT_TRUE(eventually([&] { return keeper().noted("hears no more 0"); }));
+  EXPECT_TRUE(keeper().noted("heard 0 4 5"));
+}
+
 TEST_F(ChannelRequests, NobodyWhoHasNotSaidHelloIsAnswered) {
   const OwnedFd socket = connect();
   ASSERT_TRUE(send_packet(socket.get(), encode(forward())));

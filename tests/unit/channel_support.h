@@ -72,6 +72,14 @@ class FakeKeeper : public LeaseKeeper {
     throw Error(ErrorCode::kGone, "Lease " + std::to_string(lease) + " has sent nothing on.");
   }
   bool complete_waits(std::uint32_t) override { return false; }
+  void heard(std::uint32_t lease, const protocol::ClaimTarget& made) override {
+    note("heard " + std::to_string(lease) + " " + std::to_string(made.export_index) + " " +
+         std::to_string(made.generation));
+  }
+  void hears_no_more(std::uint32_t lease) override {
+    note("hears no more " + std::to_string(lease));
+  }
+  void lease_forced(std::uint32_t lease) override { note("forced " + std::to_string(lease)); }
   void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     note("take back " + std::to_string(lease) + " " + std::to_string(index) + " " +
          std::to_string(generation));

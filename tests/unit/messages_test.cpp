@@ -101,6 +101,12 @@ TEST(Messages, WhatIsAskedAndAnsweredComesBackAsItWas) {
   ASSERT_TRUE(decode(encode(TakeBack{5, 6}), back_back));
   EXPECT_EQ(back_back.export_index, 5U);
   EXPECT_EQ(back_back.generation, 6U);
+
+  Heard heard_back;
+  EXPECT_EQ(frame_error(encode(Heard{5, 6}), 0), "");
+  ASSERT_TRUE(decode(encode(Heard{5, 6}), heard_back));
+  EXPECT_EQ(heard_back.export_index, 5U);
+  EXPECT_EQ(heard_back.generation, 6U);
 }
 
 TEST(Messages, ALongTextIsCutToWhatAMessageHolds) {
@@ -184,10 +190,11 @@ TEST(Messages, RandomBytesDoNoHarm) {
     GivenTimelines given;
     AskedInVain vain;
     TakeBack back;
+    Heard heard;
     (void)(decode(bytes, hello) || decode(bytes, welcome) || decode(bytes, refused) ||
            decode(bytes, decline) || decode(bytes, forward) || decode(bytes, forwarded) ||
            decode(bytes, ask) || decode(bytes, given) || decode(bytes, vain) ||
-           decode(bytes, back));
+           decode(bytes, back) || decode(bytes, heard));
   }
 }
 

@@ -222,6 +222,49 @@ TEST_F(ProducerForward, OnlyTheForwarderTakesItsMessageBack) {
   let_go();
 }
 
+// Nobody else can know of what the forwarder has not heard of itself.
+TEST_F(ProducerForward, WhatAForwarderHasNotHeardOfEndsWithIt) {
+  PlayedConsumer asker(*producer_, 1);
+  PlayedConsumer third(*producer_, 2);
+  const std::uint32_t slot = claim(asker, ticket_);
+  const ExportTicket heard = forward(asker, request(slot, ticket_));
+  const ExportTicket unheard = forward(asker, request(slot, ticket_));
+  producer_->heard(third.lease(), {unheard.export_index, unheard.generation});
+  producer_->heard(asker.lease(), {unheard.export_index, unheard.generation + 1});
+  producer_->heard(asker.lease(), {1'000'000, 1});
+  producer_->heard(asker.lease(), {heard.export_index, heard.generation});
+  const ExportTicket taken_back = forward(asker, request(slot, ticket_));
+  producer_->take_back(asker.lease(), taken_back.export_index, taken_back.generation);
+  EXPECT_EQ(stats().withdrawn, 1U);
+  asker.die();
+  EXPECT_EQ(stats().withdrawn, 2U);
+  EXPECT_EQ(third.claim(unheard), ClaimVerdict::kWithdrawn);
+  EXPECT_EQ(third.claim(heard), ClaimVerdict::kStands);
+  third.release_all();
+  let_go();
+}
+
+// The lease is over, and its GPU may still write: it is completed for as long as that is so.
+TEST_F(ProducerForward, AForwarderThatWasEndedByForceIsKeptUntilItIsQuiet) {
+  PlayedConsumer asker(*producer_, 1);
+  const ExportTicket on = forward(asker, request(claim(asker, ticket_), ticket_));
+  producer_->heard(asker.lease(), {on.export_index, on.generation});
+  producer_->take_back(asker.lease(), on.export_index, on.generation);
+  const std::uint32_t number = asker.lease();
+  producer_->lease_gone(number, "its GPU work may still run");
+  producer_->lease_forced(number);
+  EXPECT_EQ(stats().leases_swept, 1U);
+  let_go();
+  EXPECT_EQ(limbo_blocks(), 0);
+  EXPECT_FALSE(producer_->has_forwarders_to_drop());
+  EXPECT_TRUE(producer_->complete_waits(number));
+  producer_->lease_quiet(number);
+  EXPECT_EQ(stats().leases_swept, 1U);
+  EXPECT_TRUE(producer_->has_forwarders_to_drop());
+  producer_->drop_forwarders();
+  EXPECT_FALSE(producer_->complete_waits(number));
+}
+
 // What a third process needs is kept after the forwarder's sweep, for as long as an open export
 // names it.
 TEST_F(ProducerForward, AForwarderIsKeptWhileAnExportNamesIt) {
@@ -232,6 +275,7 @@ TEST_F(ProducerForward, AForwarderIsKeptWhileAnExportNamesIt) {
   asker.release_all();
   EXPECT_FALSE(producer_->lease_left(asker.lease()));  // it may be waited for
   const std::uint32_t number = asker.lease();
+  producer_->heard(asker.lease(), {on.export_index, on.generation});
   asker.die();
   {
     const ForwarderFiles files = producer_->forwarder_files(number);
