@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "allocator/block.h"
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/ledger_options.h"
@@ -199,8 +200,9 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
         if (index) {
           pieces.set_unmap_wanted(*piece_index, false);
           // Freed by another thread since it was pinned: that may have been absorbed already, when
-          // this export did not hang on the block yet.
-          if (!allocator.find(data)) {
+          // this export did not hang on the block yet. (Who absorbed it had this lock.)
+          if (block_word::state(block.block->word.load(std::memory_order_acquire)) !=
+              BlockState::kAllocated) {
             exports.let_go(Allocator::lender_note(block.block), ProducerClock::now());
           }
           if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
@@ -230,15 +232,10 @@ ExportTicket Producer::share(const void* data, std::size_t size_bytes,
                              const ShareOptions& options) {
   Impl& impl = *impl_;
   impl.check_request(data, size_bytes, options);
-  const auto found = impl.allocator.find(data);
-  if (!found) {
-    throw Error(
-        ErrorCode::kNotLendable, "This memory is not an allocated block of Limbo.",
-        "Share memory that Limbo allocated and that has not been freed; clone() makes such.");
-  }
-  const SendingStreams behind(options.current_stream, found->stream);
-  impl.check_streams(behind);
-  return impl.share_pinned(data, size_bytes, options, impl.allocator.pin(data), behind);
+  // One look at the address; refused where it is no block's that can be lent.
+  const BlockView block = impl.allocator.pin(data);
+  return impl.share_pinned(data, size_bytes, options, block,
+                           {options.current_stream, block.stream});
 }
 
 void Producer::pin_own(const OwnOpen& own) {
@@ -252,7 +249,6 @@ ExportTicket Producer::share_received(const OwnOpen& own, const void* data, std:
   behind.add(received_on);
   try {
     impl.check_request(data, size_bytes, options);
-    impl.check_streams(behind);
   } catch (...) {
     impl.allocator.unpin(own.block.block);
     throw;
@@ -267,6 +263,7 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
   bool reserved = false;
   Reserved slot;
   try {
+    check_streams(behind);
     const auto inside = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
                                                  static_cast<const std::byte*>(block.data));
     if (size_bytes > block.size_bytes - inside) {

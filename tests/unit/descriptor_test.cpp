@@ -78,6 +78,7 @@ TEST(Checksum, IsTheSameForEveryLengthAndAddress) {
     for (std::size_t count = 0; from + count <= bytes.size(); ++count) {
       const ByteSpan part = ByteSpan(bytes).subspan(from, count);
       ASSERT_EQ(crc32c(part), crc32c_by_bits(part)) << count << " bytes from " << from;
+      ASSERT_EQ(detail::crc32c_by_tables(part), crc32c(part)) << count << " bytes from " << from;
     }
   }
 }
