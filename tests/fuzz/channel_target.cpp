@@ -175,8 +175,7 @@ class Connection {
     for (const OwnedFd& fd : descriptors) numbers.push_back(fd.get());
     while (!send_packet(socket_.get(), bytes, numbers)) {
       if (errno != EAGAIN) return;  // closed by the channel, or more than a socket takes
-      pollfd entry{socket_.get(), POLLIN | POLLOUT, 0};
-      require(::poll(&entry, 1, kAnswerWithin_ms) > 0, "the channel goes on reading");
+      require(becomes(POLLIN | POLLOUT), "the channel goes on reading");
       read_answers();
     }
     read_answers();
@@ -186,13 +185,21 @@ class Connection {
   void finish() {
     ::shutdown(socket_.get(), SHUT_WR);
     while (!closed_) {
-      pollfd entry{socket_.get(), POLLIN, 0};
-      require(::poll(&entry, 1, kAnswerWithin_ms) > 0, "a closed connection is closed by both");
+      require(becomes(POLLIN), "a closed connection is closed by both");
       read_answers();
     }
   }
 
  private:
+  // libFuzzer's alarm may interrupt the waiting.
+  [[nodiscard]] bool becomes(short events) const {
+    pollfd entry{socket_.get(), events, 0};
+    int ready = -1;
+    do {
+      ready = ::poll(&entry, 1, kAnswerWithin_ms);
+    } while (ready < 0 && errno == EINTR);
+    return ready > 0;
+  }
   void read_answers() {
     for (;;) {
       Packet packet;
