@@ -122,6 +122,12 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
 
  private:
   [[nodiscard]] bool caching() const noexcept;
+
+  // Everything that take and give do not leave to the allocator at once: see plain_allocator.
+  [[nodiscard]] void* take_with_care(std::size_t size_bytes, StreamRef stream);
+  void give_with_care(void* data);
+  // To be called after whatever may change it.
+  void update_plain_allocator();
   void set_fraction(double fraction, int device);
   // The replaced allocator if it has this pool, else null.
   [[nodiscard]] CUDAAllocator* owner_of_pool(c10::DeviceIndex device, c10::MempoolId_t pool) const;
@@ -131,6 +137,7 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   std::atomic<bool> enabled_{true};
   std::atomic<CUDAAllocator*> replaced_{nullptr};
   UncachedMemory uncached_;
+  std::mutex plain_mutex_;  // one change of the plain allocator at a time; a leaf
   StockMappings mappings_;
 
   std::mutex fractions_mutex_;     // guards fractions_; a leaf

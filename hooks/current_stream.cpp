@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "allocator/device/current_context.h"
 #include "hooks/process.h"
 
 namespace limbo {
@@ -23,21 +24,84 @@ SimulatedThread& simulated_thread() {
   return state;
 }
 
-}  // namespace
+// What the thread's last stream was translated to.
+struct LastStream {
+  c10::StreamId id = 0;
+  StreamHandle handle = nullptr;
+  int device = -1;
+  bool made_current = false;  // a context, see device_of_runtime
+};
+thread_local constinit LastStream last __attribute__((tls_model("initial-exec")));
 
-int current_device() {
-  if (simulated()) return simulated_device();
-  // Asking the runtime costs more than the allocation, and one GPU needs no question.
-  static const bool only_one = c10::cuda::device_count() == 1;
-  if (only_one) return 0;
+using current_stream_detail::Question;
+
+Question decide_question() {
+  Question decided = Question::kDeviceAndStream;
+  if (simulated()) {
+    decided = Question::kSimulated;
+  } else if (c10::cuda::device_count() == 1) {
+    decided = Question::kStreamOnly;
+  }
+  current_stream_detail::question.store(decided, std::memory_order_relaxed);
+  return decided;
+}
+
+Question the_question() {
+  const Question known = current_stream_detail::question.load(std::memory_order_relaxed);
+  return known == Question::kUnknown ? decide_question() : known;
+}
+
+// The driver has no context current in this thread, so the runtime is asked. Both are slow without
+// one (a microsecond, and many with several threads), and torch's set_device does not always make
+// one current; where the device has its context, this thread gets it, once.
+int device_of_runtime() {
   c10::DeviceIndex device = 0;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  if (!last.made_current && c10::cuda::hasPrimaryContext(device)) {
+    last.made_current = true;
+    C10_CUDA_CHECK(c10::cuda::SetDevice(device, true));
+  }
   return device;
+}
+
+// The driver is asked, because the runtime costs more than the allocation. A device that c10 was
+// told of and has not passed on yet becomes current first, as it does in every call of c10's.
+int device_of_driver() {
+  c10::cuda::SetTargetDevice();
+  const int device = current_context_device();
+  return device >= 0 ? device : device_of_runtime();
+}
+
+}  // namespace
+
+constinit std::atomic<Question> current_stream_detail::question{Question::kUnknown};
+
+int current_device() {
+  switch (the_question()) {
+    case Question::kSimulated:
+      return simulated_device();
+    case Question::kStreamOnly:
+      return 0;
+    default:
+      return device_of_driver();
+  }
 }
 
 StreamRef current_stream(int device) {
   if (simulated()) return {device, simulated_stream(device)};
-  return {device, c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream()};
+  return current_stream_detail::stream_of_torch(device);
+}
+
+StreamRef current_stream_detail::ask_for_more() {
+  return current_stream(current_device());
+}
+
+StreamHandle current_stream_detail::handle_of(const c10::cuda::CUDAStream& stream) {
+  if (stream.id() == last.id && stream.device_index() == last.device) return last.handle;
+  last.handle = stream.stream();
+  last.id = stream.id();
+  last.device = stream.device_index();
+  return last.handle;
 }
 
 StreamRef to_stream_ref(const c10::Stream& stream) {

@@ -3,6 +3,10 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <cstdint>
 
 #include "allocator/device/device.h"
 
@@ -13,8 +17,45 @@ namespace limbo {
 
 [[nodiscard]] StreamRef current_stream(int device);
 
+// Both at once, as every allocation asks for them.
+[[nodiscard]] StreamRef current_place();
+
 // The stream that torch means. On the simulated device a stream's id is its handle.
 [[nodiscard]] StreamRef to_stream_ref(const c10::Stream& stream);
+
+// ---- behind current_place -----------------------------------------------------------------------
+
+namespace current_stream_detail {
+
+enum class Question : std::uint8_t {
+  kUnknown = 0,
+  kStreamOnly,  // one GPU is visible, so nobody is asked for the device
+  kDeviceAndStream,
+  kSimulated,
+};
+extern constinit std::atomic<Question> question;  // decided at the first call
+
+// The stream of torch's id on the device. Most programs use one stream for long, so each thread
+// keeps the last one.
+[[nodiscard]] StreamHandle handle_of(const c10::cuda::CUDAStream& stream);
+[[nodiscard]] StreamRef ask_for_more();
+
+[[nodiscard]] inline StreamRef stream_of_torch(int device) {
+  // The device is named, because c10 would ask the runtime for it.
+  const auto stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  if (stream.id() == 0) return {device, nullptr};  // the default one
+  return {device, handle_of(stream)};
+}
+
+}  // namespace current_stream_detail
+
+inline StreamRef current_place() {
+  using namespace current_stream_detail;
+  if (question.load(std::memory_order_relaxed) == Question::kStreamOnly) [[likely]] {
+    return stream_of_torch(0);
+  }
+  return ask_for_more();
+}
 
 // ---- the simulated device -----------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ namespace {
 // 4.14), the child handler does it.
 struct ForkPage {
   std::atomic<int> mine;
+  std::atomic<void*> own_word;
 };
 
 ForkPage* map_page() noexcept {
@@ -44,6 +45,7 @@ void become_new_process() noexcept {
 void in_child() noexcept {
   if (page == nullptr) return;
   page->mine.store(0, std::memory_order_relaxed);
+  page->own_word.store(nullptr, std::memory_order_relaxed);
   if (!used.load(std::memory_order_relaxed)) {
     become_new_process();
     return;
@@ -82,6 +84,10 @@ void begin_use() {
 
 bool is_forked_child() noexcept {
   return page->mine.load(std::memory_order_relaxed) == 0 && used.load(std::memory_order_relaxed);
+}
+
+std::atomic<void*>& own_word() noexcept {
+  return page->own_word;
 }
 
 void set_listener(int fd) noexcept {

@@ -6,6 +6,8 @@
 // listener that lives on in a child accepts connections that nobody answers.
 #pragma once
 
+#include <atomic>
+
 namespace limbo::fork_guard {
 
 // Every use begins with this. Throws kForkedChild in a child that was forked after its parent's
@@ -15,6 +17,11 @@ void begin_use();
 
 // Whether this is a child that was forked after its parent's first use: it must touch nothing.
 [[nodiscard]] bool is_forked_child() noexcept;
+
+// A word for the layers above, null at first and null again in every fork child, however it was
+// forked: what they know of this process and want to ask in one load. The same all the process's
+// life.
+[[nodiscard]] std::atomic<void*>& own_word() noexcept;
 
 // The descriptor that a fork child closes at once; -1: none.
 void set_listener(int fd) noexcept;

@@ -7,9 +7,12 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <string>
 
@@ -138,6 +141,20 @@ LIMBO_CHILD_ROLE(fork_after_use) {
   return met;
 }
 
+LIMBO_CHILD_ROLE(own_word_in_forks) {
+  int something = 0;
+  std::atomic<void*>& word = fork_guard::own_word();
+  if (word.load() != nullptr) return 10;
+  word.store(&something);
+  const auto is_null = [&] { return word.load() == nullptr ? 0 : 1; };
+  if (in_fork_child(is_null) != 0) return 11;
+  const auto forked = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));  // no handlers
+  if (forked == 0) ::_exit(is_null());
+  int status = 0;
+  if (::waitpid(forked, &status, 0) != forked || status != 0) return 12;
+  return word.load() == &something ? 0 : 13;
+}
+
 // The library once more, by another path and name, as a program might load it unaware.
 LIMBO_CHILD_ROLE(second_copy) {
   Dl_info own{};
@@ -174,6 +191,10 @@ TEST(OneCopy, ASecondOneIsRefusedAtItsFirstUse) {
 
 TEST(ForkGuard, AChildForkedBeforeTheFirstUseIsAProcessOfItsOwn) {
   testing::ChildProcess("fork_before_use").finish();
+}
+
+TEST(ForkGuard, TheOwnWordIsNullInEveryForkChild) {
+  testing::ChildProcess("own_word_in_forks").finish();
 }
 
 TEST(ForkGuard, AChildThatHoldsTheDriversFilesKeepsTheLineAndIsLate) {

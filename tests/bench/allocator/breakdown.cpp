@@ -10,6 +10,7 @@
 
 #include <atomic>
 
+#include "allocator/device/current_context.h"
 #include "ipc/sharing.h"
 #include "tests/bench/allocator/subjects.h"
 #include "tests/bench/allocator/workloads.h"
@@ -28,10 +29,10 @@ enum Part : unsigned {
   kDevice = 16,
   kCore = 32,
   kProfilerState = 64,
+  kContextDevice = 128,
 };
 
 std::atomic<std::uint64_t> sink{0};  // so that nothing is left out
-Allocator* core = nullptr;
 
 template <unsigned Parts>
 class Partial final : public Pluggable {
@@ -44,23 +45,27 @@ class Partial final : public Pluggable {
     c10::DeviceIndex device = 0;
     if constexpr ((Parts & kTargetDevice) != 0) c10::cuda::SetTargetDevice();
     if constexpr ((Parts & kDevice) != 0) (void)c10::cuda::GetDevice(&device);
+    if constexpr ((Parts & kContextDevice) != 0) {
+      device = static_cast<c10::DeviceIndex>(current_context_device());
+    }
     if constexpr ((Parts & kStream) != 0) {
       if (c10::cuda::getCurrentCUDAStream(0).id() != 0) note();
     }
     void* data = this;
     if constexpr ((Parts & kCore) != 0) {
-      data = core->allocate(size_bytes, StreamRef{device, nullptr});
+      data = core_.allocate(size_bytes, StreamRef{device, nullptr});
     }
     look();
     return data;
   }
   void raw_delete(void* data) override {
     look();
-    if constexpr ((Parts & kCore) != 0) core->free(data);
+    if constexpr ((Parts & kCore) != 0) core_.free(data);
     if (data == nullptr) note();
   }
 
  private:
+  limbo::Allocator& core_ = process_allocator();
   static void note() { sink.fetch_add(1, std::memory_order_relaxed); }
   static void look() {
     if constexpr ((Parts & kTrace) != 0) {
@@ -130,16 +135,19 @@ std::vector<Measurement> breakdown_rows() {
       "c10", "calls, stream, profiler, trace: what c10 itself costs");
   auto target = part_row<kTargetDevice>("target-device", "calls, SetTargetDevice");
   auto device = part_row<kDevice>("device", "calls, c10::cuda::GetDevice");
+  auto context = part_row<kTargetDevice | kContextDevice>(
+      "context-device",
+      "calls, SetTargetDevice, cuCtxGetDevice: what Limbo asks with several GPUs");
   auto core = part_row<kCore>("core", "calls, limbo::Allocator");
   auto all = part_row<kStream | kProfiler | kTrace | kCore>(
       "all", "calls, stream, profiler, trace, limbo::Allocator");
-  for (Measurement* row : {&stream, &c10_itself, &target, &device, &all}) {
+  for (Measurement* row : {&stream, &c10_itself, &target, &device, &context, &all}) {
     if (*gpu == '\0') continue;
     row->run = nullptr;
     row->skipped = gpu;
   }
   for (Measurement* row :
-       {&stream, &profiler, &state, &trace, &c10_itself, &target, &device, &core, &all}) {
+       {&stream, &profiler, &state, &trace, &c10_itself, &target, &device, &context, &core, &all}) {
     rows.push_back(std::move(*row));
   }
   return rows;
