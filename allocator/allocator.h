@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "allocator/checkpoints.h"
 #include "allocator/device/device.h"
 #include "allocator/lending.h"
 #include "allocator/pool_id.h"
@@ -121,6 +122,9 @@ struct AllocationPolicy {
   // requests below 2 MiB, the next for those below 4 MiB, and so on. Powers of two; 0 and 1: to a
   // multiple of 512 bytes, as are requests of up to 512 bytes for each part.
   std::array<std::size_t, 16> roundup_power2_divisions{};
+  // Whether what record_stream marked and was freed during a capture is reused in that capture, as
+  // soon as its stream comes behind everything that the marked streams had captured by the free.
+  bool reuse_in_capture = false;
 
   // What a request of so many bytes (at least 1, below 2^60) is rounded up to.
   [[nodiscard]] std::size_t block_size(std::size_t requested_bytes) const noexcept;
@@ -256,6 +260,17 @@ class Allocator {
   // While a route stands on the device that is put off to the end of the last one. Nothing happens
   // for a pool that does not exist.
   void empty_cache(int device, PoolId pool);
+
+  // How the pool is cut into blocks. Throws Error(kBadArgument) for a pool that does not exist or has
+  // no use left.
+  [[nodiscard]] std::shared_ptr<const Checkpoint> take_checkpoint(int device, PoolId pool);
+
+  // Cuts the pool as it was at the checkpoint: its blocks that are allocated are freed, those that
+  // were allocated then are again. Segments that the pool has got since stay with it, all free. The
+  // caller answers for it that nobody uses what is freed. Throws Error(kBadArgument), before
+  // anything has changed, for a pool that does not exist, has no use left, or no longer has the
+  // checkpoint's segments, and where a block of it is lent or marked by record_stream.
+  CheckpointDelta restore_checkpoint(const Checkpoint& checkpoint);
 
   // ---- numbers ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 // policy.cpp (how requests are rounded),
 // frees.cpp (frees that the fast way leaves, wrong frees), pins.cpp (pins, limbo), waits.cpp
 // (record_stream and events), pieces.cpp (memory back to the driver), caches.cpp (threads' caches:
-// made, swept, ended), pools.cpp (private pools, routes), inspection.cpp (statistics, snapshots),
+// made, swept, ended), pools.cpp (private pools, routes), checkpoints.cpp, inspection.cpp (statistics, snapshots),
 // history.cpp (its settings),
 // invariants.cpp (what must hold).
 #pragma once
@@ -92,6 +92,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] std::size_t segment_size(std::size_t block_bytes) const noexcept;
   // The request's size as the policy rounds it.
   [[nodiscard]] std::size_t rounded_size(const DeviceHeap& at, const Request& request) const;
+
+  // ---- checkpoints.cpp ----
+  [[nodiscard]] static std::shared_ptr<Pool> pool_for_checkpoint(DeviceHeap& at, PoolId id);
 
   // ---- frees.cpp ----
   void free_slow(const void* data, Block* block, std::uint64_t word);

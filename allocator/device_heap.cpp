@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <bit>
+#include <utility>
 
 #include "allocator/thread_registry.h"
 
@@ -130,10 +131,6 @@ void DeviceHeap::cut(Block* block, std::size_t size_bytes) {
       sizes::leaves_block(block->segment->large, block->size_bytes - size_bytes)) {
     split_off(block, size_bytes);
   }
-  block->split = is_part(block);
-  Piece& piece = block->segment->piece_of(*block);
-  ++piece.blocks_out;
-  piece.kept_for_readers = false;  // asked anew when it is free again
 }
 
 // What the heap wants to know when the block is freed again, as flags of its word.
@@ -149,6 +146,15 @@ std::uint64_t DeviceHeap::note(Block* block) {
 
 void* DeviceHeap::hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes) {
   cut(block, size_bytes);
+  return hand_over(block, requested_bytes);
+}
+
+// A free block, in no list, is allocated from now on.
+void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) {
+  block->split = is_part(block);
+  Piece& piece = block->segment->piece_of(*block);
+  ++piece.blocks_out;
+  piece.kept_for_readers = false;  // asked anew when it is free again
   block->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   counters.add_active(block->segment->large, block->size_bytes, requested_bytes);
   counters.add_allocated(block->segment->large, block->size_bytes);
@@ -179,6 +185,12 @@ void DeviceHeap::give(Block* block, bool was_cached) {
   }
   block->free_since = searches;
   insert_free(block);
+}
+
+void DeviceHeap::end_allocated(Block* block) {
+  counters.subtract_allocated(block->segment->large, block->size_bytes);
+  if (std::exchange(block->oversize, false)) DeviceCounters::lower(counters.oversize_allocations);
+  record_block(TraceAction::kFreeRequested, *block, TraceCall::context_of_free(block->context));
 }
 
 void DeviceHeap::end_active(Block* block) {

@@ -17,6 +17,7 @@
 
 #include "allocator/allocator.h"
 #include "allocator/block.h"
+#include "allocator/checkpoints.h"
 #include "allocator/depot.h"
 #include "allocator/free_list.h"
 #include "allocator/page_table.h"
@@ -63,6 +64,9 @@ class DeviceHeap {
   // inactive. The caller has taken it out of the active numbers.
   void give(Block* block, bool was_cached);
 
+  // The block, whose word says so already, is no longer its owner's.
+  void end_allocated(Block* block);
+
   // The block is no longer active: nobody pins it and no event is waited for.
   void end_active(Block* block);
 
@@ -102,6 +106,13 @@ class DeviceHeap {
   void forget_if_over(const Pool& pool) noexcept;
   // A block for the request out of the pools that serve in need; null if none has one.
   [[nodiscard]] Block* find_fit_in_need(StreamHandle stream, std::size_t size_bytes);
+
+  // Going back to a checkpoint (checkpoints.cpp): first every allocated block of each of the pool's
+  // segments becomes free memory, then a segment, all of it free, is cut as the layout says. What is
+  // freed and allocated is added to the lists.
+  void free_all(Segment& segment, std::vector<void*>& freed);
+  void lay_out(Segment& segment, const Checkpoint::SegmentLayout& layout,
+               std::vector<void*>& allocated);
 
   // Whether any route stands. As long as one does no event is asked and no piece returned: somebody
   // may be capturing. May be read without the lock.
@@ -156,6 +167,7 @@ class DeviceHeap {
 
  private:
   void cut(Block* block, std::size_t size_bytes);
+  void* hand_over(Block* block, std::size_t requested_bytes);
   [[nodiscard]] std::uint64_t note(Block* block);
   Segment& take_out_of_lists(Segment& segment);
   [[nodiscard]] Block* new_node();

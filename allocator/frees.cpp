@@ -1,7 +1,6 @@
 // Frees that the fast way leaves: blocks with pins or recorded streams, threads without a cache,
 // stopped gates; and wrong frees, each its own error.
 #include <optional>
-#include <utility>
 
 #include "allocator/address_text.h"
 #include "allocator/allocator_impl.h"
@@ -42,12 +41,7 @@ void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t wo
                                                (block_word::pins(now) + 1) * block_word::kPinUnit;
     } while (!block->word.compare_exchange_weak(now, freed, std::memory_order_acq_rel));
     const CountersChange change(at->counters);
-    at->counters.subtract_allocated(block->segment->large, block->size_bytes);
-    if (std::exchange(block->oversize, false)) {
-      DeviceCounters::lower(at->counters.oversize_allocations);
-    }
-    at->record_block(TraceAction::kFreeRequested, *block,
-                     TraceCall::context_of_free(block->context));
+    at->end_allocated(block);
     streams = plan_waits(*at, block);
     if (block_word::pins(now) != 0) {
       let_go(*at, block);

@@ -238,12 +238,6 @@ bool Adapter::isEnabled() const {
   return enabled_.load(std::memory_order_relaxed);
 }
 
-void Adapter::emptyCache(c10::MempoolId_t pool) {
-  // There are no private pools yet, so there is nothing to empty in one.
-  if (pool != c10::MempoolId_t{0, 0} || !in_use()) return;
-  for_torch([] { allocator_in_use().empty_cache(); });
-}
-
 void* Adapter::getBaseAllocation(void* data, std::size_t* size_bytes) {
   const auto block = for_torch([&] { return allocator_in_use().find(data); });
   TORCH_CHECK(block.has_value(), "invalid device pointer: ", data);

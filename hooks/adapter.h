@@ -1,8 +1,7 @@
 // The complete allocator interface of torch over limbo::Allocator.
 //
 // One object per process, never destroyed. A DataPtr's context is its pointer, and its deleter is
-// one fixed function, as torch's cudagraph trees require. What the interface has and this version
-// has not raises one clear error (throw_not_available_yet); README.md lists it.
+// one fixed function, as torch's cudagraph trees require.
 //
 // Thread-safe. In a process forked after its parent's first use, frees do nothing and everything
 // that needs the device throws.
@@ -53,7 +52,6 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, std::size_t size_bytes) const override;
   bool initialized() override;
-  void emptyCache(c10::MempoolId_t pool) override;
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
 
   // ---- CUDAAllocator: memory (adapter.cpp) ------------------------------------------------------
@@ -101,7 +99,8 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t pool,
                                                          bool include_traces) override;
 
-  // ---- CUDAAllocator: pools, checkpoints (adapter_later.cpp) ------------------------------------
+  // ---- CUDAAllocator: pools, checkpoints (adapter_pools.cpp) ------------------------------------
+  void emptyCache(c10::MempoolId_t pool) override;
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
@@ -129,7 +128,9 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   // To be called after whatever may change it.
   void update_plain_allocator();
   void set_fraction(double fraction, int device);
-  // The replaced allocator if it has this pool, else null.
+  // Uses of the pool that is Limbo's; 0 where there is none.
+  [[nodiscard]] static int own_pool_uses(c10::DeviceIndex device, c10::MempoolId_t pool);
+  // The replaced allocator if it has this pool and Limbo has not, else null.
   [[nodiscard]] CUDAAllocator* owner_of_pool(c10::DeviceIndex device, c10::MempoolId_t pool) const;
 
   std::atomic<bool> initialized_{false};

@@ -118,7 +118,7 @@ TEST_F(Install, PoolsThatWereMadeBeforeAreReleasedWhereTheyWereMade) {
   EXPECT_EQ(watched.lock()->users, 0);
   EXPECT_FALSE(watched.lock()->use_on_oom);
   expect_starts_with(torch_error_of([] { torch_cuda::releasePool(0, WithOnePool::kPool); }),
-                     "limbo[not_available_yet]: ");
+                     "limbo[bad_argument]: ");
 }
 
 TEST_F(Install, MadeAgainWhereItIsInstalledAndInitialised) {

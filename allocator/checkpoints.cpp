@@ -1,0 +1,144 @@
+// Going back is one step under the heap lock, after everything that could refuse it was looked at.
+// All blocks of private pools are freed, pinned and recorded under that lock, so none of them
+// changes meanwhile.
+#include "allocator/checkpoints.h"
+
+#include <sstream>
+#include <utility>
+
+#include "allocator/allocator_impl.h"
+#include "allocator/error.h"
+
+namespace limbo {
+namespace {
+
+template <class... Parts>
+[[noreturn]] void refuse(const char* advice, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(ErrorCode::kBadArgument, text.str(), advice);
+}
+
+Checkpoint::SegmentLayout layout_of(const Segment& segment) {
+  Checkpoint::SegmentLayout layout;
+  layout.piece_id = segment.piece.id;
+  for (const Block* block = segment.first; block != nullptr; block = block->next) {
+    const bool allocated = block->state() == BlockState::kAllocated;
+    // One that is freed and still waits will be free memory, and merged, by the time of going back.
+    if (!allocated && !layout.blocks.empty() && !layout.blocks.back().allocated) {
+      layout.blocks.back().size_bytes += block->size_bytes;
+      continue;
+    }
+    const std::size_t requested_bytes =
+        allocated ? block->requested_bytes.load(std::memory_order_relaxed) : 0;
+    layout.blocks.push_back({block->size_bytes, requested_bytes, allocated});
+  }
+  return layout;
+}
+
+// A block can be taken from its owner when nothing but that owner has to do with it.
+void require_takeable(const Block& block) {
+  const std::uint64_t word = block.word.load(std::memory_order_acquire);
+  const BlockState state = block_word::state(word);
+  if (state == BlockState::kFree) return;
+  const void* where = block.data();
+  if (block_word::pins(word) != 0) {
+    refuse("Release what was lent first.", "The block at ", where, " is lent to other processes.");
+  }
+  if (state == BlockState::kAllocated && block.users == nullptr) return;
+  if (state == BlockState::kReturning) {
+    refuse("Try again.", "The segment at ", where, " is on its way back to the driver.");
+  }
+  refuse(
+      "Let that work end first; record_stream is not for memory that a checkpoint goes back over.",
+      "The block at ", where, " is marked by record_stream: another stream's work may use it.");
+}
+
+}  // namespace
+
+// ---- the heap's part ------------------------------------------------------------------------
+
+void DeviceHeap::free_all(Segment& segment, std::vector<void*>& freed) {
+  std::vector<Block*> allocated;
+  for (Block* block = segment.first; block != nullptr; block = block->next) {
+    if (block->state() == BlockState::kAllocated) allocated.push_back(block);
+  }
+  for (Block* block : allocated) {
+    freed.push_back(block->data());
+    block->set_state(BlockState::kWaiting);
+    end_allocated(block);
+    end_active(block);
+  }
+}
+
+void DeviceHeap::lay_out(Segment& segment, const Checkpoint::SegmentLayout& layout,
+                         std::vector<void*>& allocated) {
+  Block* block = segment.first;
+  for (const Checkpoint::BlockLayout& wanted : layout.blocks) {
+    remove_free(block);
+    if (wanted.size_bytes < block->size_bytes) split_off(block, wanted.size_bytes);
+    if (wanted.allocated) {
+      allocated.push_back(hand_over(block, wanted.requested_bytes));
+    } else {
+      insert_free(block);
+    }
+    block = block->next;
+  }
+}
+
+// ---- the way in -----------------------------------------------------------------------------
+
+// The pool, in use.
+std::shared_ptr<Pool> Allocator::Impl::pool_for_checkpoint(DeviceHeap& at, PoolId id) {
+  std::shared_ptr<Pool> pool = known_pool(at, id);
+  if (pool->uses != 0) return pool;
+  refuse("Keep a use of it for as long as its checkpoints are needed.", "The pool (", id.first,
+         ", ", id.second, ") on device ", at.device, " was released: its memory may go any time.");
+}
+
+std::shared_ptr<const Checkpoint> Allocator::take_checkpoint(int device, PoolId id) {
+  DeviceHeap& at = impl_->heap(device);
+  impl_->complete_events(at);
+  auto taken = std::make_shared<Checkpoint>();
+  taken->device = device;
+  taken->pool = id;
+  const std::lock_guard lock(at.mutex);
+  const std::shared_ptr<Pool> pool = Impl::pool_for_checkpoint(at, id);
+  for (const auto& [piece_id, segment] : at.segments) {
+    if (segment->pool == pool) taken->segments.push_back(layout_of(*segment));
+  }
+  return taken;
+}
+
+CheckpointDelta Allocator::restore_checkpoint(const Checkpoint& checkpoint) {
+  DeviceHeap& at = impl_->heap(checkpoint.device);
+  impl_->complete_events(at);
+  const TraceCall call(at.trace, ContextLevel::kState);
+  CheckpointDelta delta;
+  const std::lock_guard lock(at.mutex);
+  const std::shared_ptr<Pool> pool = Impl::pool_for_checkpoint(at, checkpoint.pool);
+  for (const Checkpoint::SegmentLayout& layout : checkpoint.segments) {
+    const auto found = at.segments.find(layout.piece_id);
+    if (found != at.segments.end() && found->second->pool == pool) continue;
+    refuse("Go back only to checkpoints of the pool as it is since it was last made.",
+           "A segment of the checkpoint is not the pool's (any more): the pool (", pool->id.first,
+           ", ", pool->id.second, ") on device ", at.device, " was released since.");
+  }
+  for (const auto& [piece_id, segment] : at.segments) {
+    if (segment->pool != pool) continue;
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      require_takeable(*block);
+    }
+  }
+  // From here on nothing refuses.
+  const CountersChange change(at.counters);
+  for (const auto& [piece_id, segment] : at.segments) {
+    if (segment->pool == pool) at.free_all(*segment, delta.freed);
+  }
+  for (const Checkpoint::SegmentLayout& layout : checkpoint.segments) {
+    at.lay_out(*at.segments.find(layout.piece_id)->second, layout, delta.allocated);
+  }
+  return delta;
+}
+
+}  // namespace limbo

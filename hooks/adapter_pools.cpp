@@ -1,0 +1,221 @@
+// Private pools (CUDA graphs, torch.cuda.MemPool) and their checkpoints (cudagraph trees).
+//
+// Pools that torch made before Limbo was installed are counted and released where they were made,
+// and in a process that was forked from one that used the device nothing happens to pools: their
+// destructors may not throw.
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "allocator/provider_foreign.h"
+#include "hooks/adapter.h"
+#include "hooks/current_stream.h"
+#include "hooks/error_text.h"
+#include "hooks/process.h"
+
+namespace limbo {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+
+namespace {
+
+PoolId to_pool_id(c10::MempoolId_t pool) {
+  return {pool.first, pool.second};
+}
+
+// Makes `device` the thread's own, and the thread's calls such that no capture minds them.
+class PoolMemoryScope {
+ public:
+  explicit PoolMemoryScope(int device) {
+    if (simulated()) {
+      device_before_ = set_simulated_device(device);
+      return;
+    }
+    guard_.emplace(static_cast<c10::DeviceIndex>(device));
+    C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_));
+  }
+  ~PoolMemoryScope() {
+    if (simulated()) {
+      set_simulated_device(device_before_);
+    } else {
+      // What fails here has failed before, or is the next call's to report.
+      static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+    }
+  }
+  PoolMemoryScope(const PoolMemoryScope&) = delete;
+  PoolMemoryScope& operator=(const PoolMemoryScope&) = delete;
+
+ private:
+  int device_before_ = 0;
+  std::optional<c10::cuda::CUDAGuard> guard_;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Keeps the allocator for as long as the pool has memory of it.
+std::shared_ptr<Provider> make_provider(const std::shared_ptr<torch_cuda::CUDAAllocator>& maker) {
+  return std::make_shared<ProviderForeign>(
+      [maker](int device, std::size_t size_bytes) -> void* {
+        const PoolMemoryScope scope(device);
+        try {
+          return maker->raw_alloc(size_bytes);
+        } catch (const c10::OutOfMemoryError&) {
+          return nullptr;
+        }
+      },
+      [maker](int device, void* memory) {
+        const PoolMemoryScope scope(device);
+        maker->raw_delete(memory);
+      });
+}
+
+// A checkpoint, as torch hands it around.
+struct PoolState final : torch_cuda::AllocatorState {
+  explicit PoolState(std::shared_ptr<const Checkpoint> made) : checkpoint(std::move(made)) {}
+  const std::shared_ptr<const Checkpoint> checkpoint;
+};
+
+}  // namespace
+
+torch_cuda::CUDAAllocator* Adapter::owner_of_pool(c10::DeviceIndex device,
+                                                  c10::MempoolId_t pool) const {
+  torch_cuda::CUDAAllocator* replaced = replaced_.load();
+  if (replaced == nullptr || own_pool_uses(device, pool) > 0) return nullptr;
+  try {
+    return replaced->getPoolUseCount(device, pool) > 0 ? replaced : nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;  // an allocator without pools
+  }
+}
+
+int Adapter::own_pool_uses(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  if (!in_use()) return 0;
+  return for_torch([&] { return allocator_in_use().pool_use_count(device, to_pool_id(pool)); });
+}
+
+// ---- pools --------------------------------------------------------------------------------------
+
+void Adapter::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                 std::shared_ptr<torch_cuda::CUDAAllocator> allocator) {
+  for_torch([&] {
+    if (allocator == nullptr) {
+      allocator_in_use().retain_pool(device, to_pool_id(pool));
+      return;
+    }
+    if (allocator.get() == this) {
+      throw Error(ErrorCode::kBadArgument, "A pool of Limbo cannot get its memory from Limbo.",
+                  "Make the pool without an allocator: its memory is Limbo's then.");
+    }
+    allocator_in_use().retain_pool(device, to_pool_id(pool), make_provider(allocator));
+  });
+}
+
+void Adapter::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  if (in_forked_child()) return;
+  if (auto* owner = owner_of_pool(device, pool)) return owner->releasePool(device, pool);
+  for_torch([&] { allocator_in_use().release_pool(device, to_pool_id(pool)); });
+}
+
+int Adapter::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  // What a pool's destructor asserts: the one use that is the pool object's.
+  if (in_forked_child()) return 1;
+  if (auto* owner = owner_of_pool(device, pool)) return owner->getPoolUseCount(device, pool);
+  return own_pool_uses(device, pool);
+}
+
+void Adapter::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) {
+  if (in_forked_child()) return;
+  if (auto* owner = owner_of_pool(device, pool)) {
+    return owner->setUseOnOOM(device, pool, use_on_oom);
+  }
+  for_torch([&] { allocator_in_use().set_use_on_oom(device, to_pool_id(pool), use_on_oom); });
+}
+
+void Adapter::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  for_torch([&] { allocator_in_use().set_no_split(device, to_pool_id(pool)); });
+}
+
+void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                  std::function<bool(cudaStream_t)> filter) {
+  for_torch([&] {
+    std::function<bool(StreamHandle)> accepts;
+    if (filter != nullptr) {
+      accepts = [asked = std::move(filter)](StreamHandle stream) {
+        return asked(static_cast<cudaStream_t>(stream));
+      };
+    }
+    allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts));
+  });
+}
+
+void Adapter::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  if (in_forked_child()) return;
+  for_torch([&] { allocator_in_use().end_allocate_to_pool(device, to_pool_id(pool)); });
+}
+
+bool Adapter::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                       const std::unordered_set<void*>& expected) {
+  return for_torch([&] {
+    const std::vector<void*> live =
+        allocator_in_use().pool_live_allocations(device, to_pool_id(pool));
+    return live.size() == expected.size() && std::all_of(live.begin(), live.end(), [&](void* data) {
+             return expected.count(data) != 0;
+           });
+  });
+}
+
+// Every device's part of it: MemPool does not say which one it means.
+void Adapter::emptyCache(c10::MempoolId_t pool) {
+  const PoolId id = to_pool_id(pool);
+  if (!in_use() || (!id.is_default() && in_forked_child())) return;
+  for_torch([&] {
+    auto& allocator = allocator_in_use();
+    if (id.is_default()) {
+      allocator.empty_cache();
+      return;
+    }
+    const int count = allocator.device().device_count();
+    for (int device = 0; device < count; ++device) allocator.empty_cache(device, id);
+  });
+}
+
+// ---- checkpoints --------------------------------------------------------------------------------
+
+std::shared_ptr<torch_cuda::AllocatorState> Adapter::getCheckpointState(c10::DeviceIndex device,
+                                                                        c10::MempoolId_t pool) {
+  return for_torch([&]() -> std::shared_ptr<torch_cuda::AllocatorState> {
+    return std::make_shared<PoolState>(
+        allocator_in_use().take_checkpoint(device, to_pool_id(pool)));
+  });
+}
+
+torch_cuda::CheckpointDelta Adapter::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<torch_cuda::AllocatorState> state) {
+  return for_torch([&] {
+    const auto* known = dynamic_cast<const PoolState*>(state.get());
+    if (known == nullptr) {
+      throw Error(ErrorCode::kBadArgument, "This state was not made by Limbo's getCheckpointState.",
+                  "Take the checkpoint after Limbo was installed.");
+    }
+    const Checkpoint& checkpoint = *known->checkpoint;
+    if (checkpoint.device != device) {
+      throw Error(ErrorCode::kBadArgument,
+                  "This state is of device " + std::to_string(checkpoint.device) +
+                      " and was to be set on device " + std::to_string(device) + ".",
+                  "Go back on the device that the checkpoint was taken on.");
+    }
+    CheckpointDelta done = allocator_in_use().restore_checkpoint(checkpoint);
+    torch_cuda::CheckpointDelta delta;
+    delta.ptrs_freed = std::move(done.freed);
+    for (void* data : done.allocated) {
+      delta.dataptrs_allocd.emplace_back(data, data, &delete_block,
+                                         c10::Device(c10::DeviceType::CUDA, device));
+    }
+    return delta;
+  });
+}
+
+}  // namespace limbo

@@ -1,0 +1,291 @@
+// What torch asks of private pools: torch.cuda.MemPool, CUDA graphs, cudagraph trees.
+#include <sys/wait.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "hooks/adapter.h"
+#include "hooks/current_stream.h"
+#include "hooks/install.h"
+#include "tests/unit_torch/torch_support.h"
+
+namespace limbo::testing {
+namespace {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+namespace pluggable = torch::cuda::CUDAPluggableAllocator;
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+constexpr c10::MempoolId_t kPool{0, 1};
+
+bool everything(cudaStream_t /*stream*/) {
+  return true;
+}
+
+class PoolsOfTorch : public TorchTest {
+ protected:
+  void SetUp() override {
+    TorchTest::SetUp();
+    install();
+  }
+  void TearDown() override {
+    adapter().emptyCache(kPool);
+    adapter().emptyCache({0, 0});
+    EXPECT_EQ(adapter().getPoolUseCount(0, kPool), 0);
+    EXPECT_EQ(adapter().getDeviceStats(0).allocation[kAll].current, 0);
+    EXPECT_EQ(adapter().getDeviceStats(0).reserved_bytes[kAll].current, 0);
+    TorchTest::TearDown();
+  }
+
+  // As use_mem_pool does.
+  [[nodiscard]] static void* allocate_in_pool(std::size_t size_bytes) {
+    adapter().beginAllocateToPool(0, kPool, everything);
+    void* data = nullptr;
+    try {
+      data = adapter().raw_alloc(size_bytes);
+    } catch (...) {
+      adapter().endAllocateToPool(0, kPool);
+      adapter().releasePool(0, kPool);
+      throw;
+    }
+    adapter().endAllocateToPool(0, kPool);
+    adapter().releasePool(0, kPool);
+    return data;
+  }
+  // As the destructor of MemPool does.
+  static void end_pool() {
+    EXPECT_EQ(adapter().getPoolUseCount(0, kPool), 1);
+    adapter().setUseOnOOM(0, kPool, false);
+    adapter().releasePool(0, kPool);
+    adapter().emptyCache(kPool);
+  }
+  [[nodiscard]] static std::size_t segments_of(c10::MempoolId_t pool) {
+    return adapter().snapshot(pool, true).segments.size();
+  }
+};
+
+TEST_F(PoolsOfTorch, LiveAsLongAsTheirObject) {
+  adapter().createOrIncrefPool(0, kPool, nullptr);
+  EXPECT_EQ(adapter().getPoolUseCount(0, kPool), 1);
+  adapter().beginAllocateToPool(0, kPool, everything);
+  EXPECT_EQ(adapter().getPoolUseCount(0, kPool), 2);
+  void* data = adapter().raw_alloc(1000);
+  adapter().endAllocateToPool(0, kPool);
+  adapter().releasePool(0, kPool);
+  void* plain = adapter().raw_alloc(1000);
+  const auto segments = adapter().snapshot(kPool, true).segments;
+  ASSERT_EQ(segments.size(), 1U);
+  EXPECT_EQ(segments[0].owner_private_pool_id, kPool);
+  EXPECT_EQ(adapter().snapshot({0, 0}, true).segments.size(), 2U);
+  adapter().raw_delete(data);
+  adapter().emptyCache({0, 0});
+  EXPECT_EQ(segments_of(kPool), 1U);
+  end_pool();
+  EXPECT_EQ(segments_of(kPool), 0U);
+  adapter().raw_delete(plain);
+}
+
+TEST_F(PoolsOfTorch, FiltersGetTorchsStreams) {
+  Device& device = allocator_in_use().device();
+  const StreamRef side{0, device.create_stream(0)};
+  adapter().beginAllocateToPool(0, kPool, [side](cudaStream_t stream) {
+    return stream == static_cast<cudaStream_t>(side.handle);
+  });
+  void* inside = adapter().raw_alloc_with_stream(1000, static_cast<cudaStream_t>(side.handle));
+  void* outside = adapter().raw_alloc(1000);
+  EXPECT_TRUE(adapter().checkPoolLiveAllocations(0, kPool, {inside}));
+  EXPECT_FALSE(adapter().checkPoolLiveAllocations(0, kPool, {inside, outside}));
+  EXPECT_FALSE(adapter().checkPoolLiveAllocations(0, kPool, {}));
+  EXPECT_FALSE(adapter().checkPoolLiveAllocations(0, kPool, {outside}));
+  adapter().endAllocateToPool(0, kPool);
+  adapter().releasePool(0, kPool);
+  adapter().raw_delete(inside);
+  adapter().raw_delete(outside);
+  adapter().emptyCache({0, 0});
+  device.destroy_stream(side);
+}
+
+TEST_F(PoolsOfTorch, BlocksOfThoseThatDoNotSplitAreSegments) {
+  adapter().createOrIncrefPool(0, kPool, nullptr);
+  adapter().setNoSplit(0, kPool);
+  void* first = allocate_in_pool(4 * kMiB);
+  void* second = allocate_in_pool(4 * kMiB);
+  EXPECT_EQ(segments_of(kPool), 2U);
+  adapter().raw_delete(first);
+  adapter().raw_delete(second);
+  end_pool();
+}
+
+TEST_F(PoolsOfTorch, WrongNamesAreErrorsOfTheirOwn) {
+  const c10::MempoolId_t nowhere{9, 9};
+  const std::vector<std::function<void()>> wrong = {
+      [&] { adapter().beginAllocateToPool(0, kPool, nullptr); },
+      [&] {
+        adapter().beginAllocateToPool(0, {0, 0}, everything);
+      },
+      [&] { adapter().createOrIncrefPool(99, kPool, nullptr); },
+      [&] { adapter().endAllocateToPool(0, nowhere); },
+      [&] { adapter().releasePool(0, nowhere); },
+      [&] { adapter().setUseOnOOM(0, nowhere, true); },
+      [&] { adapter().setNoSplit(0, nowhere); },
+      [&] { (void)adapter().checkPoolLiveAllocations(0, nowhere, {}); },
+      [&] { (void)adapter().getCheckpointState(0, nowhere); },
+      [&] { (void)adapter().setCheckpointPoolState(0, nullptr); },
+      [&] { adapter().createOrIncrefPool(0, kPool, shared_adapter()); },
+  };
+  for (const auto& call : wrong) expect_starts_with(torch_error_of(call), "limbo[bad_argument]: ");
+  EXPECT_EQ(adapter().getPoolUseCount(0, nowhere), 0);
+  EXPECT_EQ(segments_of(nowhere), 0U);
+  adapter().emptyCache(nowhere);
+}
+
+// A child that was forked from here drops the parent's pools without a word.
+TEST_F(PoolsOfTorch, EndInAForkChildToo) {
+  adapter().createOrIncrefPool(0, kPool, nullptr);
+  void* data = allocate_in_pool(1000);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const bool one = adapter().getPoolUseCount(0, kPool) == 1;
+    const std::string text = torch_error_of([] {
+      adapter().raw_delete(nullptr);
+      adapter().setUseOnOOM(0, kPool, false);
+      adapter().releasePool(0, kPool);
+      adapter().emptyCache(kPool);
+    });
+    ::_exit(one && text == "nothing was thrown" ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  adapter().raw_delete(data);
+  end_pool();
+}
+
+// ---- a pool with an allocator of its own -------------------------------------------------------
+
+struct Calls {
+  std::vector<int> taken_on;  // devices
+  std::vector<int> given_on;
+  bool full = false;
+};
+
+class OwnAllocator final : public pluggable::CUDAPluggableAllocator {
+ public:
+  explicit OwnAllocator(Calls& calls)
+      : CUDAPluggableAllocator([](std::size_t, int, cudaStream_t) -> void* { return nullptr; },
+                               [](void*, std::size_t, int, cudaStream_t) {}),
+        calls_(calls) {}
+  void* raw_alloc(std::size_t size_bytes) override {
+    if (calls_.full) C10_THROW_ERROR(OutOfMemoryError, "CUDA out of memory, says the allocator.");
+    calls_.taken_on.push_back(current_device());
+    return allocator_in_use().device().try_allocate(current_device(), size_bytes);
+  }
+  void raw_delete(void* data) override {
+    calls_.given_on.push_back(current_device());
+    allocator_in_use().device().free(current_device(), data);
+  }
+
+ private:
+  Calls& calls_;
+};
+
+TEST_F(PoolsOfTorch, GetTheirMemoryFromTheAllocatorBehindThem) {
+  Calls calls;
+  auto own = std::make_shared<OwnAllocator>(calls);
+  const std::weak_ptr<OwnAllocator> watched = own;
+  adapter().createOrIncrefPool(0, kPool, std::move(own));
+  EXPECT_TRUE(calls.taken_on.empty());
+  void* first = allocate_in_pool(kMiB);
+  void* second = allocate_in_pool(kMiB);
+  EXPECT_EQ(calls.taken_on, std::vector<int>{0});  // one segment of 2 MiB
+  void* third = allocate_in_pool(kMiB);
+  EXPECT_EQ(calls.taken_on.size(), 2U);
+  EXPECT_EQ(segments_of(kPool), 2U);
+  adapter().raw_delete(first);
+  adapter().raw_delete(second);
+  end_pool();
+  EXPECT_EQ(calls.given_on, std::vector<int>{0});
+  EXPECT_FALSE(watched.expired());  // a block of it lives
+  adapter().raw_delete(third);
+  EXPECT_FALSE(watched.expired());
+  adapter().emptyCache({0, 0});
+  EXPECT_EQ(calls.given_on.size(), 2U);
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(PoolsOfTorch, AreFullWhereTheAllocatorBehindThemIs) {
+  Calls calls;
+  adapter().createOrIncrefPool(0, kPool, std::make_shared<OwnAllocator>(calls));
+  calls.full = true;
+  EXPECT_THROW((void)allocate_in_pool(kMiB), c10::OutOfMemoryError);
+  calls.full = false;
+  adapter().raw_delete(allocate_in_pool(kMiB));
+  end_pool();
+}
+
+TEST_F(PoolsOfTorch, AskItOnTheirDevice) {
+  if (allocator_in_use().device().device_count() < 2) {
+    GTEST_SKIP() << "needs two simulated devices (LIMBO_SIM_DEVICES)";
+  }
+  Calls calls;
+  adapter().createOrIncrefPool(1, kPool, std::make_shared<OwnAllocator>(calls));
+  adapter().beginAllocateToPool(1, kPool, everything);
+  std::thread([&] {
+    set_simulated_device(1);
+    void* data = adapter().raw_alloc(kMiB);
+    set_simulated_device(0);
+    adapter().raw_delete(data);
+  }).join();
+  adapter().endAllocateToPool(1, kPool);
+  adapter().releasePool(1, kPool);
+  adapter().releasePool(1, kPool);
+  adapter().emptyCache(kPool);
+  EXPECT_EQ(calls.taken_on, std::vector<int>{1});
+  EXPECT_EQ(calls.given_on, std::vector<int>{1});
+  EXPECT_EQ(current_device(), 0);
+}
+
+// ---- checkpoints --------------------------------------------------------------------------------
+
+TEST_F(PoolsOfTorch, GoBackToACheckpoint) {
+  adapter().createOrIncrefPool(0, kPool, nullptr);
+  void* kept = allocate_in_pool(4096);
+  const auto state = adapter().getCheckpointState(0, kPool);
+  void* stale = allocate_in_pool(3 * kMiB);
+  auto delta = adapter().setCheckpointPoolState(0, state);
+  std::vector<void*> freed = delta.ptrs_freed;
+  std::sort(freed.begin(), freed.end());
+  std::vector<void*> both = {kept, stale};
+  std::sort(both.begin(), both.end());
+  EXPECT_EQ(freed, both);
+  ASSERT_EQ(delta.dataptrs_allocd.size(), 1U);
+  const c10::DataPtr& data = delta.dataptrs_allocd[0];
+  EXPECT_EQ(data.get(), kept);
+  EXPECT_EQ(data.get_context(), kept);
+  EXPECT_EQ(data.get_deleter(), adapter().raw_deleter());
+  EXPECT_EQ(data.device(), c10::Device(c10::DeviceType::CUDA, 0));
+  EXPECT_TRUE(adapter().checkPoolLiveAllocations(0, kPool, {kept}));
+  delta.dataptrs_allocd.clear();  // frees it
+  EXPECT_TRUE(adapter().checkPoolLiveAllocations(0, kPool, {}));
+  end_pool();
+}
+
+TEST_F(PoolsOfTorch, StatesOfOthersAreRefused) {
+  struct Foreign : torch_cuda::AllocatorState {};
+  const auto foreign = std::make_shared<Foreign>();
+  expect_starts_with(torch_error_of([&] { (void)adapter().setCheckpointPoolState(0, foreign); }),
+                     "limbo[bad_argument]: ");
+  adapter().createOrIncrefPool(0, kPool, nullptr);
+  const auto state = adapter().getCheckpointState(0, kPool);
+  expect_starts_with(torch_error_of([&] { (void)adapter().setCheckpointPoolState(1, state); }),
+                     "limbo[bad_argument]: ");
+  end_pool();
+  expect_starts_with(torch_error_of([&] { (void)adapter().setCheckpointPoolState(0, state); }),
+                     "limbo[bad_argument]: ");
+}
+
+}  // namespace
+}  // namespace limbo::testing
