@@ -32,6 +32,7 @@ std::uint64_t next_allocator_id() noexcept {
 Allocator::Impl::Impl(Device& on_device)
     : id(next_allocator_id()),
       device(on_device),
+      capture_order(dynamic_cast<CaptureOrder*>(&on_device)),
       provider(on_device),
       thread_cache_limit_bytes(static_cast<std::size_t>(kThreadCache.value())),
       unmap_wait(kUnmapWait.value()),

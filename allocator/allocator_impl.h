@@ -114,6 +114,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void complete_events(DeviceHeap& at);
   void complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key);
   void retry_unrecorded(DeviceHeap& at);
+  // Blocks of the request's pool and stream that other streams' captured work is done with, where
+  // the policy lets a capture reuse them.
+  void reuse_in_capture(DeviceHeap& at, const Request& request);
   // Only those of the pool's blocks where `only` names one. Waits for nothing while a route stands.
   void wait_for_events(DeviceHeap& at, const Pool* only = nullptr);
 
@@ -190,6 +193,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   const std::uint64_t id;                       // never 0, never reused
   std::atomic<std::uint32_t> free_bypasses{0};  // beside the id, which every free reads anyway
   Device& device;
+  CaptureOrder* const capture_order;  // the device's, or null
   ProviderCudaMalloc provider;
   PageTable page_table;
   std::vector<std::unique_ptr<DeviceHeap>> heaps;  // by device

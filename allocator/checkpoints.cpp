@@ -13,7 +13,7 @@ namespace limbo {
 namespace {
 
 template <class... Parts>
-[[noreturn]] void refuse(const char* advice, const Parts&... parts) {
+[[noreturn]] void refuse_checkpoint(const char* advice, const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   throw Error(ErrorCode::kBadArgument, text.str(), advice);
@@ -43,13 +43,14 @@ void require_takeable(const Block& block) {
   if (state == BlockState::kFree) return;
   const void* where = block.data();
   if (block_word::pins(word) != 0) {
-    refuse("Release what was lent first.", "The block at ", where, " is lent to other processes.");
+    refuse_checkpoint("Release what was lent first.", "The block at ", where,
+                      " is lent to other processes.");
   }
   if (state == BlockState::kAllocated && block.users == nullptr) return;
   if (state == BlockState::kReturning) {
-    refuse("Try again.", "The segment at ", where, " is on its way back to the driver.");
+    refuse_checkpoint("Try again.", "The segment at ", where, " is on its way back to the driver.");
   }
-  refuse(
+  refuse_checkpoint(
       "Let that work end first; record_stream is not for memory that a checkpoint goes back over.",
       "The block at ", where, " is marked by record_stream: another stream's work may use it.");
 }
@@ -92,8 +93,9 @@ void DeviceHeap::lay_out(Segment& segment, const Checkpoint::SegmentLayout& layo
 std::shared_ptr<Pool> Allocator::Impl::pool_for_checkpoint(DeviceHeap& at, PoolId id) {
   std::shared_ptr<Pool> pool = known_pool(at, id);
   if (pool->uses != 0) return pool;
-  refuse("Keep a use of it for as long as its checkpoints are needed.", "The pool (", id.first,
-         ", ", id.second, ") on device ", at.device, " was released: its memory may go any time.");
+  refuse_checkpoint("Keep a use of it for as long as its checkpoints are needed.", "The pool (",
+                    id.first, ", ", id.second, ") on device ", at.device,
+                    " was released: its memory may go any time.");
 }
 
 std::shared_ptr<const Checkpoint> Allocator::take_checkpoint(int device, PoolId id) {
@@ -120,9 +122,10 @@ CheckpointDelta Allocator::restore_checkpoint(const Checkpoint& checkpoint) {
   for (const Checkpoint::SegmentLayout& layout : checkpoint.segments) {
     const auto found = at.segments.find(layout.piece_id);
     if (found != at.segments.end() && found->second->pool == pool) continue;
-    refuse("Go back only to checkpoints of the pool as it is since it was last made.",
-           "A segment of the checkpoint is not the pool's (any more): the pool (", pool->id.first,
-           ", ", pool->id.second, ") on device ", at.device, " was released since.");
+    refuse_checkpoint("Go back only to checkpoints of the pool as it is since it was last made.",
+                      "A segment of the checkpoint is not the pool's (any more): the pool (",
+                      pool->id.first, ", ", pool->id.second, ") on device ", at.device,
+                      " was released since.");
   }
   for (const auto& [piece_id, segment] : at.segments) {
     if (segment->pool != pool) continue;

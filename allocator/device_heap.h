@@ -19,6 +19,7 @@
 #include "allocator/block.h"
 #include "allocator/checkpoints.h"
 #include "allocator/depot.h"
+#include "allocator/device/capture_order.h"
 #include "allocator/free_list.h"
 #include "allocator/page_table.h"
 #include "allocator/pools.h"
@@ -159,6 +160,8 @@ class DeviceHeap {
   struct Unrecorded {
     StreamRef stream;
     Block* block = nullptr;
+    // What the stream had captured at the free; null where the block is not reused in the capture.
+    std::shared_ptr<const CapturePoint> point;
   };
   std::vector<Unrecorded> unrecorded;
 

@@ -151,6 +151,7 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   }
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
+  if (request.pool != nullptr) reuse_in_capture(at, request);
   if (void* data = search(request)) return data;
   run_callbacks();
   if (void* data = search(request)) return data;

@@ -61,16 +61,22 @@ EventHandle Allocator::Impl::try_record(StreamRef stream) noexcept {
 void Allocator::Impl::begin_waits(DeviceHeap& at, Block* block,
                                   const std::vector<StreamRef>& streams) {
   if (streams.empty()) return;
-  std::vector<EventHandle> events;
-  events.reserve(streams.size());
-  for (const StreamRef stream : streams) {
-    events.push_back(at.routed() ? nullptr : try_record(stream));
+  std::vector<EventHandle> events(streams.size(), nullptr);
+  std::vector<std::shared_ptr<const CapturePoint>> points(streams.size());
+  const bool routed = at.routed();
+  const bool by_order = routed && capture_order != nullptr && [&] {
+    const std::lock_guard policy_lock(at.mutex);
+    return at.policy.reuse_in_capture && !block->segment->pool->is_default();
+  }();
+  for (std::size_t index = 0; index < streams.size(); ++index) {
+    if (!routed) events[index] = try_record(streams[index]);
+    if (by_order) points[index] = capture_order->captured_so_far(streams[index]);
   }
   const std::lock_guard lock(at.mutex);
   for (std::size_t index = 0; index < streams.size(); ++index) {
     const StreamRef stream = streams[index];
     if (events[index] == nullptr) {
-      at.unrecorded.push_back({stream, block});
+      at.unrecorded.push_back({stream, block, std::move(points[index])});
     } else {
       at.waits[{stream.device, stream.handle}].push_back({events[index], block});
     }
@@ -96,6 +102,41 @@ void Allocator::Impl::retry_unrecorded(DeviceHeap& at) {
     }
   }
   const std::lock_guard lock(at.mutex);
+  at.end_work();
+}
+
+void Allocator::Impl::reuse_in_capture(DeviceHeap& at, const Request& request) {
+  std::vector<DeviceHeap::Unrecorded> looked_at;
+  {
+    const std::lock_guard lock(at.mutex);
+    const auto others = std::partition(
+        at.unrecorded.begin(), at.unrecorded.end(), [&](const DeviceHeap::Unrecorded& one) {
+          const Segment& segment = *one.block->segment;
+          return one.point == nullptr || segment.pool.get() != request.pool ||
+                 segment.stream != request.stream;
+        });
+    looked_at.assign(std::make_move_iterator(others), std::make_move_iterator(at.unrecorded.end()));
+    at.unrecorded.erase(others, at.unrecorded.end());
+    if (looked_at.empty()) return;
+    at.begin_work();
+  }
+  std::vector<std::shared_ptr<const CapturePoint>> points;
+  for (const DeviceHeap::Unrecorded& one : looked_at) points.push_back(one.point);
+  std::vector<bool> done(points.size(), false);
+  try {
+    done = capture_order->come_before(points, request.stream);
+  } catch (...) {  // it cannot be told: they wait for the end of the capture
+  }
+  const std::lock_guard lock(at.mutex);
+  const CountersChange change(at.counters);
+  for (std::size_t index = 0; index < looked_at.size(); ++index) {
+    Block* block = looked_at[index].block;
+    if (!done[index]) {
+      at.unrecorded.push_back(std::move(looked_at[index]));
+    } else if (--block->waits == 0 && block->state() == BlockState::kWaiting) {
+      at.end_active(block);
+    }
+  }
   at.end_work();
 }
 

@@ -1,6 +1,7 @@
 #include "hooks/settings.h"
 
 #include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -68,16 +69,10 @@ std::optional<std::string_view> value_of(std::string_view text, std::string_view
   return std::nullopt;
 }
 
-void warn_about(std::string_view text) {
+void warn() {
   if (AcceleratorAllocatorConfig::use_expandable_segments() &&
       first_warning("expandable_segments")) {
     TORCH_WARN("limbo: expandable_segments:True has no effect yet; segments come from cudaMalloc.");
-  }
-  constexpr const char* kReuse = "graph_capture_record_stream_reuse";
-  if (value_of(text, kReuse) == "True" && first_warning(kReuse)) {
-    TORCH_WARN(
-        "limbo: graph_capture_record_stream_reuse:True has no effect; memory that record_stream "
-        "marked and that is freed during a capture is reused after it.");
   }
 }
 
@@ -89,11 +84,11 @@ void apply_settings(Allocator& allocator) {
   allocator.set_policy(policy_in_settings());
 }
 
-void settings_changed(const std::string& text) {
+void settings_changed() {
   if (in_forked_child()) return;
   Allocator* const allocator = follower.load(std::memory_order_acquire);
   if (allocator != nullptr) apply_settings(*allocator);
-  if (allocator != nullptr || installation_complete()) warn_about(text);
+  if (allocator != nullptr || installation_complete()) warn();
 }
 
 }  // namespace
@@ -127,6 +122,8 @@ AllocationPolicy policy_in_settings() {
   policy.max_non_split_rounding_bytes = std::max(
       AcceleratorAllocatorConfig::max_non_split_rounding_size(), policy.large_segment_bytes);
   policy.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
+  policy.reuse_in_capture =
+      c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
   const auto& divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
   for (std::size_t i = 0; i < policy.roundup_power2_divisions.size() && i < divisions.size(); ++i) {
     policy.roundup_power2_divisions[i] = divisions[i];
@@ -145,14 +142,16 @@ void follow_later_settings() {
       [others = std::move(others)](const std::string& text) {
         // c10 has set its own part by now, which is the one that is read here, and keeps it when
         // the others' is refused.
-        settings_changed(text);
-        if (others) others(text);
+        settings_changed();
+        if (!others) return;
+        others(text);
+        settings_changed();  // theirs are read too
       },
       {});
 }
 
 void warn_about_settings() {
-  warn_about(c10::CachingAllocator::getAllocatorSettings());
+  warn();
 }
 
 }  // namespace limbo

@@ -5,6 +5,7 @@
 // told beside the calls that depend on it.
 #include <cstring>
 
+#include "allocator/device/cuda_capture_order.h"
 #include "allocator/device/cuda_contexts.h"
 #include "allocator/device/cuda_host_memory.h"
 #include "allocator/device/device.h"
@@ -53,10 +54,13 @@ CUdeviceptr address_of(const void* pointer) {
   return reinterpret_cast<CUdeviceptr>(pointer);
 }
 
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public CudaCaptureOrder {
  public:
   explicit CudaDevice(const DriverEntryPoints& driver)
-      : driver_(driver), contexts_(driver), host_memory_(contexts_) {}
+      : CudaCaptureOrder(driver, contexts_),  // which only notes where they will be
+        driver_(driver),
+        contexts_(driver),
+        host_memory_(contexts_) {}
 
   std::string_view name() const noexcept override { return "cuda"; }
   int device_count() override { return contexts_.count(); }

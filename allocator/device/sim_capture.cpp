@@ -1,5 +1,6 @@
 #include "allocator/device/sim_capture.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace limbo::sim {
@@ -15,6 +16,7 @@ bool Captures::add(std::uint32_t slot, const Op& op, std::span<const Write> writ
   const auto found = by_slot_.find(slot);
   if (found == by_slot_.end()) return false;
   found->second->graph->nodes.push_back({op, {writes.begin(), writes.end()}});
+  ++found->second->clocks[slot][slot];
   return true;
 }
 
@@ -26,11 +28,21 @@ bool Captures::keep(std::uint32_t slot, const std::shared_ptr<void>& object) {
   return true;
 }
 
-bool Captures::join(std::uint32_t slot, const std::shared_ptr<Capture>& capture) {
+CaptureClock Captures::clock(std::uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_slot_.find(slot);
+  return found == by_slot_.end() ? CaptureClock{} : found->second->clocks[slot];
+}
+
+bool Captures::join(std::uint32_t slot, const std::shared_ptr<Capture>& capture,
+                    const CaptureClock& clock) {
   const std::lock_guard lock(mutex_);
   const auto origin = by_slot_.find(capture->origin);
   if (origin == by_slot_.end() || origin->second != capture) return false;
-  return by_slot_.try_emplace(slot, capture).first->second == capture;
+  if (by_slot_.try_emplace(slot, capture).first->second != capture) return false;
+  CaptureClock& own = capture->clocks[slot];
+  for (const auto& [other, count] : clock) own[other] = std::max(own[other], count);
+  return true;
 }
 
 bool Captures::begin(std::uint32_t slot, SimCaptureMode mode) {

@@ -13,6 +13,9 @@
 
 namespace limbo::sim {
 
+// How many entries of each slot come before something that is captured.
+using CaptureClock = std::map<std::uint32_t, std::uint64_t>;
+
 // The captured entries, in the order of their calls (which is an order that the streams' own
 // orders and the captured events allow).
 struct Graph {
@@ -29,6 +32,7 @@ struct Capture {
   SimCaptureMode mode = SimCaptureMode::kGlobal;
   bool valid = true;
   std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+  std::map<std::uint32_t, CaptureClock> clocks;  // by slot: what its next entry comes behind
 };
 
 // Which stream slots are being captured. Thread-safe.
@@ -41,9 +45,11 @@ class Captures {
   // The graph that the slot is captured into keeps `object`. False: it is not being captured, or
   // the capture is lost.
   bool keep(std::uint32_t slot, const std::shared_ptr<void>& object);
-  // Draws the slot into the capture, as waiting for a captured event does. False: the capture has
-  // ended, or the slot belongs to another.
-  bool join(std::uint32_t slot, const std::shared_ptr<Capture>& capture);
+  // What the slot's next entry comes behind; empty when it is not being captured.
+  [[nodiscard]] CaptureClock clock(std::uint32_t slot);
+  // Draws the slot into the capture, behind what `clock` says, as waiting for a captured event does.
+  // False: the capture has ended, or the slot belongs to another.
+  bool join(std::uint32_t slot, const std::shared_ptr<Capture>& capture, const CaptureClock& clock);
   // False: the slot is capturing already.
   bool begin(std::uint32_t slot, SimCaptureMode mode);
   // Null when no capture began on the slot. Ends it on every stream that it has drawn in.

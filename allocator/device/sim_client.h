@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "allocator/device/capture_order.h"
 #include "allocator/device/sim_device.h"
 #include "allocator/device/sim_graves.h"
 #include "allocator/device/sim_host_memory.h"
@@ -18,7 +19,7 @@
 
 namespace limbo::sim {
 
-class Client final : public SimDevice {
+class Client final : public SimDevice, public CaptureOrder {
  public:
   Client();
   ~Client() override;
@@ -39,6 +40,10 @@ class Client final : public SimDevice {
   [[nodiscard]] StreamHandle create_stream(int device) override;
   void destroy_stream(StreamRef stream) override;
   [[nodiscard]] bool is_capturing(StreamRef stream) override;
+  [[nodiscard]] std::shared_ptr<const CapturePoint> captured_so_far(
+      StreamRef stream) noexcept override;
+  [[nodiscard]] std::vector<bool> come_before(
+      std::span<const std::shared_ptr<const CapturePoint>> points, StreamRef stream) override;
   bool keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) override;
   [[nodiscard]] bool is_lost(int device) noexcept override;
   void synchronize_stream(StreamRef stream) override;

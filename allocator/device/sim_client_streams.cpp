@@ -201,6 +201,22 @@ void Client::release_hold(SimHold hold) {
   parts().streams.release_hold({hold.slot % kMaxStreams, hold.position});
 }
 
+std::shared_ptr<const CapturePoint> Client::captured_so_far(StreamRef stream) noexcept {
+  try {
+    return enter("captured_so_far", stream.device).streams.captured_so_far(stream);
+  } catch (...) {  // it cannot be told
+    return nullptr;
+  }
+}
+
+std::vector<bool> Client::come_before(std::span<const std::shared_ptr<const CapturePoint>> points,
+                                      StreamRef stream) {
+  Streams& streams = enter("come_before", stream.device).streams;
+  std::vector<bool> answers;
+  for (const auto& point : points) answers.push_back(streams.comes_before(point.get(), stream));
+  return answers;
+}
+
 void Client::begin_capture(StreamRef stream, SimCaptureMode mode) {
   enter("begin_capture", stream.device).streams.begin_capture(stream, mode);
 }

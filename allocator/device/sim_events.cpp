@@ -34,6 +34,7 @@ void Streams::record(StreamRef stream, EventHandle event) {
     expect_event("record_event", event);
   }
   std::shared_ptr<Capture> capture = captures_.of(slot);
+  CaptureClock clock = captures_.clock(slot);
   std::optional<Point> point;
   // May wait for room in the stream: not under the events' mutex.
   if (capture == nullptr) point = enqueue("record_event", stream, Op{});
@@ -41,6 +42,7 @@ void Streams::record(StreamRef stream, EventHandle event) {
   Event& recorded = expect_event("record_event", event);
   recorded.point = point;
   recorded.capture = std::move(capture);
+  recorded.clock = std::move(clock);
 }
 
 bool Streams::query(EventHandle event) {
@@ -70,7 +72,7 @@ void Streams::wait_event(StreamRef stream, EventHandle event) {
   }
   if (copy.capture != nullptr) {
     // The waiting stream is drawn into the capture; the graph keeps the order of the calls.
-    if (captures_.join(slot, copy.capture)) return;
+    if (captures_.join(slot, copy.capture, copy.clock)) return;
     throw Error(ErrorCode::kDeviceError,
                 "wait_event: the event was recorded in another capture, or in one that is over.");
   }
@@ -80,6 +82,35 @@ void Streams::wait_event(StreamRef stream, EventHandle event) {
   op.arguments[0] = copy.point->slot;
   op.arguments[1] = copy.point->position;
   enqueue("wait_event", stream, op);
+}
+
+// ---- order inside a capture ---------------------------------------------------------------------
+
+namespace {
+struct SimCapturePoint final : CapturePoint {
+  std::weak_ptr<const Capture> capture;
+  std::uint32_t slot = 0;
+  std::uint64_t entries = 0;  // of the slot
+};
+}  // namespace
+
+std::shared_ptr<const CapturePoint> Streams::captured_so_far(StreamRef stream) {
+  const std::uint32_t slot = find("captured_so_far", stream);
+  const std::shared_ptr<Capture> capture = captures_.of(slot);
+  if (capture == nullptr) return nullptr;
+  auto point = std::make_shared<SimCapturePoint>();
+  point->capture = capture;
+  point->slot = slot;
+  point->entries = captures_.clock(slot)[slot];
+  return point;
+}
+
+bool Streams::comes_before(const CapturePoint* point, StreamRef stream) {
+  const auto* asked = dynamic_cast<const SimCapturePoint*>(point);
+  const std::uint32_t slot = find("comes_before", stream);
+  const std::shared_ptr<Capture> capture = captures_.of(slot);
+  if (asked == nullptr || capture == nullptr || asked->capture.lock() != capture) return false;
+  return captures_.clock(slot)[asked->slot] >= asked->entries;
 }
 
 }  // namespace limbo::sim

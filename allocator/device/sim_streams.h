@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "allocator/device/capture_order.h"
 #include "allocator/device/device.h"
 #include "allocator/device/sim_capture.h"
 #include "allocator/device/sim_device.h"
@@ -64,6 +65,9 @@ class Streams {
   void wait_event(StreamRef stream, EventHandle event);
 
   [[nodiscard]] bool is_capturing(StreamRef stream);
+  // See CaptureOrder.
+  [[nodiscard]] std::shared_ptr<const CapturePoint> captured_so_far(StreamRef stream);
+  [[nodiscard]] bool comes_before(const CapturePoint* point, StreamRef stream);
   void begin_capture(StreamRef stream, SimCaptureMode mode);
   // The graph; throws when the capture was invalidated.
   [[nodiscard]] std::shared_ptr<const Graph> end_capture(StreamRef stream);
@@ -90,6 +94,7 @@ class Streams {
   struct Event {
     std::optional<Point> point;        // of the last record
     std::shared_ptr<Capture> capture;  // the last record was captured by it
+    CaptureClock clock;                // and came behind this
   };
 
   [[nodiscard]] std::uint32_t find(const char* call, StreamRef stream) const;

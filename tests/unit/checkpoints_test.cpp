@@ -9,20 +9,20 @@
 namespace limbo::testing {
 namespace {
 
-constexpr PoolId kPool{0, 1};
-constexpr PoolId kOther{0, 2};
+constexpr PoolId kTreePool{0, 1};
+constexpr PoolId kOtherTree{0, 2};
 
 // What a pool looks like: per segment its address, size, and blocks (size, requested, allocated).
-using Look = std::vector<
+using PoolLook = std::vector<
     std::tuple<void*, std::size_t, std::vector<std::tuple<std::size_t, std::size_t, bool>>>>;
 
 class Checkpoints : public AllocatorTest {
  protected:
   explicit Checkpoints(int devices = 1) : AllocatorTest(devices, 2048) {}
 
-  void SetUp() override { allocator_.retain_pool(0, kPool); }
+  void SetUp() override { allocator_.retain_pool(0, kTreePool); }
   void TearDown() override {
-    for (const PoolId id : {kPool, kOther}) {
+    for (const PoolId id : {kTreePool, kOtherTree}) {
       for (int device = 0; device < sim_->device_count(); ++device) {
         while (allocator_.pool_use_count(device, id) > 0) allocator_.release_pool(device, id);
       }
@@ -30,7 +30,7 @@ class Checkpoints : public AllocatorTest {
     AllocatorTest::TearDown();
   }
 
-  [[nodiscard]] std::byte* allocate_in(std::size_t size_bytes, PoolId pool = kPool,
+  [[nodiscard]] std::byte* allocate_in(std::size_t size_bytes, PoolId pool = kTreePool,
                                        int device = 0) {
     allocator_.begin_allocate_to_pool(device, pool, [](StreamHandle) { return true; });
     std::byte* data = allocate(size_bytes, {device, nullptr});
@@ -46,8 +46,8 @@ class Checkpoints : public AllocatorTest {
   void free_all(const std::vector<std::byte*>& blocks) {
     for (std::byte* block : blocks) allocator_.free(block);
   }
-  [[nodiscard]] Look look(PoolId pool = kPool, int device = 0) {
-    Look seen;
+  [[nodiscard]] PoolLook look(PoolId pool = kTreePool, int device = 0) {
+    PoolLook seen;
     for (const SegmentView& segment : allocator_.snapshot(device, pool)) {
       std::vector<std::tuple<std::size_t, std::size_t, bool>> blocks;
       for (const auto& block : segment.blocks) {
@@ -57,12 +57,12 @@ class Checkpoints : public AllocatorTest {
     }
     return seen;
   }
-  [[nodiscard]] std::set<void*> live(PoolId pool = kPool) {
+  [[nodiscard]] std::set<void*> live(PoolId pool = kTreePool) {
     const std::vector<void*> blocks = allocator_.pool_live_allocations(0, pool);
     return {blocks.begin(), blocks.end()};
   }
   // Goes back, and looks at everything that must be true then. What is allocated is freed.
-  void go_back(const Checkpoint& checkpoint, const Look& expected) {
+  void go_back(const Checkpoint& checkpoint, const PoolLook& expected) {
     const std::set<void*> before = live();
     const CheckpointDelta delta = allocator_.restore_checkpoint(checkpoint);
     allocator_.check_invariants();
@@ -75,8 +75,8 @@ class Checkpoints : public AllocatorTest {
 
 TEST_F(Checkpoints, OneBlock) {
   std::byte* data = allocate_in(4096);
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look then = look();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook then = look();
   allocator_.free(data);
   EXPECT_EQ(allocate_in(512), data);
   const CheckpointDelta delta = allocator_.restore_checkpoint(*taken);
@@ -88,7 +88,7 @@ TEST_F(Checkpoints, OneBlock) {
 }
 
 TEST_F(Checkpoints, NothingThen) {
-  const auto taken = allocator_.take_checkpoint(0, kPool);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
   std::byte* data = allocate_in(30 * kMiB);
   const CheckpointDelta delta = allocator_.restore_checkpoint(*taken);
   EXPECT_EQ(delta.freed, std::vector<void*>{data});
@@ -102,8 +102,8 @@ TEST_F(Checkpoints, NothingThen) {
 TEST_F(Checkpoints, BlocksInTheMiddleOfSegments) {
   const auto blocks = allocate_in({4096, 512, kMiB, 3 * kMiB, 5 * kMiB, 2 * kMiB, 40 * kMiB});
   for (const std::size_t gone : {0, 2, 4}) allocator_.free(blocks[gone]);
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look then = look();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook then = look();
   for (const std::size_t gone : {1, 3, 5, 6}) allocator_.free(blocks[gone]);
   const auto others = allocate_in({700, 700, 9 * kMiB, 30 * kMiB, 100 * kMiB});
   std::byte* plain = allocate(4096);
@@ -113,7 +113,7 @@ TEST_F(Checkpoints, BlocksInTheMiddleOfSegments) {
   EXPECT_EQ(std::set<void*>(delta.freed.begin(), delta.freed.end()), before);
   EXPECT_EQ(live(), std::set<void*>({blocks[1], blocks[3], blocks[5], blocks[6]}));
   // What came later is behind it, free.
-  Look now = look();
+  PoolLook now = look();
   std::erase_if(now, [](const auto& segment) {
     const auto& blocks_of = std::get<2>(segment);
     return std::get<1>(segment) == 100 * kMiB && blocks_of.size() == 1 &&
@@ -127,8 +127,8 @@ TEST_F(Checkpoints, BlocksInTheMiddleOfSegments) {
 
 TEST_F(Checkpoints, NeighboursThatAreAllocated) {
   const auto blocks = allocate_in({256 * 1024, 256 * 1024, 256 * 1024, 256 * 1024});
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look then = look();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook then = look();
   free_all(blocks);
   const std::byte* merged = allocate_in(kMiB);
   EXPECT_EQ(merged, blocks[0]);
@@ -137,8 +137,8 @@ TEST_F(Checkpoints, NeighboursThatAreAllocated) {
 
 TEST_F(Checkpoints, MoreFreesAfterItAreUndone) {
   const auto blocks = allocate_in({4096, 4096, 4096});
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look then = look();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook then = look();
   allocator_.free(blocks[1]);
   const CheckpointDelta delta = allocator_.restore_checkpoint(*taken);
   EXPECT_EQ(delta.freed.size(), 2U);
@@ -149,11 +149,11 @@ TEST_F(Checkpoints, MoreFreesAfterItAreUndone) {
 
 TEST_F(Checkpoints, CanBeGoneBackToAgainAndAgain) {
   const auto first = allocate_in({4096, 3 * kMiB});
-  const auto early = allocator_.take_checkpoint(0, kPool);
-  const Look early_look = look();
+  const auto early = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook early_look = look();
   const auto second = allocate_in({512, 2 * kMiB});
-  const auto late = allocator_.take_checkpoint(0, kPool);
-  const Look late_look = look();
+  const auto late = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook late_look = look();
   for (int round = 0; round < 3; ++round) {
     static_cast<void>(allocator_.restore_checkpoint(*early));
     EXPECT_EQ(look(), early_look);
@@ -169,8 +169,8 @@ TEST_F(Checkpoints, ThePolicyOfTodayDoesNotChangeTheLayoutOfThen) {
   const auto blocks = allocate_in({12 * kMiB, 30 * kMiB, 3 * kMiB});
   allocator_.free(blocks[1]);
   std::byte* part = allocate_in(25 * kMiB);  // cut from the 30 MiB
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look then = look();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook then = look();
   free_all({blocks[0], blocks[2], part});
   AllocationPolicy policy;
   policy.max_split_size_bytes = 21 * kMiB;
@@ -181,7 +181,7 @@ TEST_F(Checkpoints, ThePolicyOfTodayDoesNotChangeTheLayoutOfThen) {
 
 TEST_F(Checkpoints, StatisticsFollow) {
   const auto blocks = allocate_in({3 * kMiB, 1000});
-  const auto taken = allocator_.take_checkpoint(0, kPool);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
   const std::int64_t then = allocated();
   free_all(blocks);
   static_cast<void>(allocate_in(7 * kMiB));
@@ -193,13 +193,13 @@ TEST_F(Checkpoints, StatisticsFollow) {
 
 TEST_F(Checkpoints, OtherPoolsAreLeftAlone) {
   std::byte* plain = allocate(4096);
-  std::byte* other = allocate_in(4096, kOther);
+  std::byte* other = allocate_in(4096, kOtherTree);
   std::byte* mine = allocate_in(4096);
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look other_look = look(kOther);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook other_look = look(kOtherTree);
   allocator_.free(mine);
   static_cast<void>(allocator_.restore_checkpoint(*taken));
-  EXPECT_EQ(look(kOther), other_look);
+  EXPECT_EQ(look(kOtherTree), other_look);
   EXPECT_TRUE(allocator_.find(plain));
   for (std::byte* data : {plain, other, mine}) allocator_.free(data);
 }
@@ -208,10 +208,10 @@ TEST_F(Checkpoints, OtherPoolsAreLeftAlone) {
 
 TEST_F(Checkpoints, BlocksThatOtherStreamsUseAreNotTaken) {
   const StreamRef user = stream();
-  const auto taken = allocator_.take_checkpoint(0, kPool);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
   const auto blocks = allocate_in({4096, 4096});
   EXPECT_TRUE(allocator_.record_stream(blocks[1], user));
-  Look before = look();
+  PoolLook before = look();
   EXPECT_ERROR(static_cast<void>(allocator_.restore_checkpoint(*taken)), kBadArgument);
   EXPECT_EQ(look(), before);  // nothing has changed
   const SimHold hold = sim_->hold_stream(user);
@@ -234,7 +234,7 @@ TEST_F(Checkpoints, ABlockThatWaitedThenIsFreeNow) {
   const SimHold hold = sim_->hold_stream(user);
   allocator_.free(blocks[1]);
   allocator_.free(blocks[2]);
-  const auto taken = allocator_.take_checkpoint(0, kPool);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
   sim_->release_hold(hold);
   sim_->wait_until_idle();
   static_cast<void>(allocator_.restore_checkpoint(*taken));
@@ -246,23 +246,23 @@ TEST_F(Checkpoints, ABlockThatWaitedThenIsFreeNow) {
 
 TEST_F(Checkpoints, PoolsWithoutUseHaveNone) {
   std::byte* data = allocate_in(4096);
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  allocator_.release_pool(0, kPool);
-  EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(0, kPool)), kBadArgument);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  allocator_.release_pool(0, kTreePool);
+  EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(0, kTreePool)), kBadArgument);
   EXPECT_ERROR(static_cast<void>(allocator_.restore_checkpoint(*taken)), kBadArgument);
-  EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(0, kOther)), kBadArgument);
+  EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(0, kOtherTree)), kBadArgument);
   EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(0, PoolId{})), kBadArgument);
-  EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(5, kPool)), kBadArgument);
+  EXPECT_ERROR(static_cast<void>(allocator_.take_checkpoint(5, kTreePool)), kBadArgument);
   allocator_.free(data);
 }
 
 TEST_F(Checkpoints, MemoryThatIsGoneIsNoticed) {
   allocator_.free(allocate_in(4096));
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  allocator_.release_pool(0, kPool);
-  allocator_.empty_cache(0, kPool);
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  allocator_.release_pool(0, kTreePool);
+  allocator_.empty_cache(0, kTreePool);
   std::byte* data = allocate_in(4096);  // a pool of the same name
-  allocator_.retain_pool(0, kPool);
+  allocator_.retain_pool(0, kTreePool);
   EXPECT_ERROR(static_cast<void>(allocator_.restore_checkpoint(*taken)), kBadArgument);
   EXPECT_EQ(live(), std::set<void*>{data});
   allocator_.free(data);
@@ -272,8 +272,8 @@ TEST_F(Checkpoints, MemoryThatIsGoneIsNoticed) {
 
 TEST_F(Checkpoints, OthersGoOnAllocatingMeanwhile) {
   const auto blocks = allocate_in({4096, 3 * kMiB, 512});
-  const auto taken = allocator_.take_checkpoint(0, kPool);
-  const Look then = look();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  const PoolLook then = look();
   std::atomic<bool> stop{false};
   std::thread other([&] {
     while (!stop) {
@@ -299,18 +299,18 @@ class CheckpointsOnDevices : public Checkpoints {
 };
 
 TEST_F(CheckpointsOnDevices, AreOfTheirDeviceAlone) {
-  allocator_.retain_pool(3, kPool);
+  allocator_.retain_pool(3, kTreePool);
   std::byte* here = allocate_in(4096);
-  std::byte* there = allocate_in(4096, kPool, 3);
-  const auto taken = allocator_.take_checkpoint(3, kPool);
-  const Look then = look(kPool, 3);
+  std::byte* there = allocate_in(4096, kTreePool, 3);
+  const auto taken = allocator_.take_checkpoint(3, kTreePool);
+  const PoolLook then = look(kTreePool, 3);
   allocator_.free(there);
-  std::byte* more = allocate_in(8192, kPool, 3);
+  std::byte* more = allocate_in(8192, kTreePool, 3);
   std::byte* more_here = allocate_in(8192);
-  const Look here_look = look(kPool, 0);
+  const PoolLook here_look = look(kTreePool, 0);
   EXPECT_EQ(allocator_.restore_checkpoint(*taken).freed, std::vector<void*>{more});
-  EXPECT_EQ(look(kPool, 3), then);
-  EXPECT_EQ(look(kPool, 0), here_look);
+  EXPECT_EQ(look(kTreePool, 3), then);
+  EXPECT_EQ(look(kTreePool, 0), here_look);
   for (std::byte* data : {here, more_here, there}) allocator_.free(data);
 }
 

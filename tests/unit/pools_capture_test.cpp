@@ -109,6 +109,115 @@ TEST_F(PoolsInCapture, OtherThreadsAllocateInEveryMode) {
   }
 }
 
+// With the policy that lets a capture reuse what other streams are done with.
+class PoolsReusedInCapture : public PoolsInCapture {
+ protected:
+  PoolsReusedInCapture() {
+    AllocationPolicy policy;
+    policy.reuse_in_capture = true;
+    allocator_.set_policy(policy);
+  }
+
+  void wait(StreamRef behind, StreamRef stream) {
+    const EventHandle event = sim_->create_event(0);
+    sim_->record_event(stream, event);
+    sim_->wait_event(behind, event);
+    sim_->destroy_event(0, event);
+  }
+  // A block that `users` write, each in the capture, and that is freed then.
+  [[nodiscard]] std::byte* used_and_freed(const std::vector<StreamRef>& users) {
+    std::byte* data = allocate(4096, captured_);
+    for (const StreamRef user : users) {
+      wait(user, captured_);
+      sim_->fill(user, data, 7, 1024);
+      EXPECT_TRUE(allocator_.record_stream(data, user));
+    }
+    allocator_.free(data);
+    return data;
+  }
+  [[nodiscard]] bool comes_again(std::byte* data) {
+    std::byte* got = allocate(4096, captured_);
+    kept_.push_back(got);
+    return got == data;
+  }
+  void TearDown() override {
+    for (std::byte* data : kept_) allocator_.free(data);
+    PoolsInCapture::TearDown();
+  }
+
+ private:
+  std::vector<std::byte*> kept_;
+};
+
+TEST_F(PoolsReusedInCapture, BehindTheJoinAndNotBefore) {
+  begin();
+  std::byte* data = used_and_freed({side_});
+  EXPECT_FALSE(comes_again(data));
+  wait(captured_, side_);
+  EXPECT_TRUE(comes_again(data));
+  EXPECT_EQ(sim_->calls(CallKind::kQueryEvent), 0U);
+  end();
+}
+
+TEST_F(PoolsReusedInCapture, BehindAllOfSeveralStreams) {
+  const StreamRef third = stream();
+  const StreamRef fourth = stream();
+  begin();
+  std::byte* data = used_and_freed({side_, third, fourth});
+  wait(captured_, side_);
+  EXPECT_FALSE(comes_again(data));
+  wait(third, fourth);
+  EXPECT_FALSE(comes_again(data));
+  wait(captured_, third);  // and so, by way of it, behind the fourth
+  EXPECT_TRUE(comes_again(data));
+  end();
+}
+
+TEST_F(PoolsReusedInCapture, NotBehindAnEarlierJoin) {
+  begin();
+  std::byte* first = allocate(4096, captured_);
+  wait(side_, captured_);
+  sim_->fill(side_, first, 1, 1024);
+  wait(captured_, side_);
+  sim_->fill(side_, first, 2, 1024);  // behind what was joined
+  EXPECT_TRUE(allocator_.record_stream(first, side_));
+  allocator_.free(first);
+  EXPECT_FALSE(comes_again(first));
+  wait(captured_, side_);
+  EXPECT_TRUE(comes_again(first));
+  end();
+}
+
+TEST_F(PoolsReusedInCapture, NotWhereAStreamThatIsNotCapturedUsesIt) {
+  begin();
+  std::byte* data = allocate(4096, captured_);
+  EXPECT_TRUE(allocator_.record_stream(data, side_));
+  allocator_.free(data);
+  EXPECT_FALSE(comes_again(data));
+  end();
+  allocator_.empty_cache();
+  EXPECT_EQ(active(), 4096);
+}
+
+TEST_F(PoolsReusedInCapture, WhatIsNotReusedComesBackBehindTheCapture) {
+  begin();
+  static_cast<void>(used_and_freed({side_}));
+  wait(captured_, side_);
+  end();
+  EXPECT_EQ(active(), 4096);
+  allocator_.empty_cache();
+  EXPECT_EQ(active(), 0);
+}
+
+TEST_F(PoolsReusedInCapture, OnlyWhereThePolicySaysSo) {
+  allocator_.set_policy({});
+  begin();
+  std::byte* data = used_and_freed({side_});
+  wait(captured_, side_);
+  EXPECT_FALSE(comes_again(data));
+  end();
+}
+
 class PoolsInFullCapture : public PoolsInCapture {
  protected:
   PoolsInFullCapture() : PoolsInCapture(80) {}

@@ -129,6 +129,13 @@ TEST_F(Settings, IntervalsAreC10s) {
   c10::CachingAllocator::setAllocatorSettings("");
 }
 
+TEST_F(Settings, ReuseInCapturesIsFollowed) {
+  c10::CachingAllocator::setAllocatorSettings("graph_capture_record_stream_reuse:True");
+  EXPECT_TRUE(policy_in_settings().reuse_in_capture);
+  c10::CachingAllocator::setAllocatorSettings("graph_capture_record_stream_reuse:False");
+  EXPECT_FALSE(policy_in_settings().reuse_in_capture);
+}
+
 TEST_F(Settings, LargeSegmentsMayHaveAnotherSize) {
   EXPECT_EQ(reserved_for(40, 44), 84U);
   c10::CachingAllocator::setAllocatorSettings("large_segment_size_mb:31");
@@ -199,16 +206,13 @@ std::size_t times(const std::string& text, const std::string& part) {
 }
 
 TEST_F(Settings, WhatHasNoEffectIsWarnedAboutOnce) {
-  ChildProcess child(
-      "reserve_with_settings", {},
-      with_settings("expandable_segments:True,graph_capture_record_stream_reuse:True"));
+  ChildProcess child("reserve_with_settings", {}, with_settings("expandable_segments:True"));
   child.expect("installed");
   child.expect("40");
   const std::string output = child.output();
   EXPECT_EQ(times(output, "expandable_segments:True has no effect yet"), 1U) << output;
-  EXPECT_EQ(times(output, "graph_capture_record_stream_reuse:True has no effect"), 1U) << output;
   for (int round = 0; round < 2; ++round) {
-    child.send("expandable_segments:True,graph_capture_record_stream_reuse:True");
+    child.send("expandable_segments:True");
     child.expect("set");
   }
   child.close_input();
