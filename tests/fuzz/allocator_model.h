@@ -94,11 +94,8 @@ class Model {
   void end(Owned& owned) {
     check_pattern(owned);
     owned.allocated = false;
-    if (owned.pins > 0) {
-      owned.listed = true;
-    } else {
-      let_go(owned);
-    }
+    owned.listed = owned.pins > 0;
+    let_go(owned);
   }
 
   // The program, or the let-go list, is about to drop a pin.
@@ -148,7 +145,8 @@ class Model {
     });
   }
 
-  // It goes to wait for its users now, behind everything that they have.
+  // It waits for its users from now on: at its free, and at its last pin's end for those that were
+  // recorded meanwhile.
   void let_go(Owned& owned) {
     for (const std::size_t line : owned.users) {
       if (lines[line].stands()) owned.waits.emplace_back(line, lines[line].turn);

@@ -4,6 +4,7 @@
 // invariants hold, its numbers are those of the model, and what belongs to somebody is not handed
 // out again, not written by others, not given back. At the end everything is back with the device.
 #include "tests/fuzz/allocator_actions.h"
+#include "tests/fuzz/allocator_checkpoints.h"
 #include "tests/fuzz/allocator_pools.h"
 #include "tests/fuzz/allocator_rules.h"
 #include "tests/fuzz/allocator_settings.h"
@@ -11,7 +12,7 @@
 namespace limbo::fuzz::allocator {
 
 void World::act(Input& input) {
-  switch (input.below(28)) {
+  switch (input.below(30)) {
     case 0:
     case 1:
     case 2:
@@ -51,6 +52,9 @@ void World::act(Input& input) {
       return history(input);
     case 23:
       return look(input);
+    case 24:
+    case 25:
+      return go_back(input);
     default:
       return use_pool(input);
   }

@@ -118,6 +118,13 @@ struct PlayedPool {
   std::shared_ptr<CountingProvider> provider;
 };
 
+// A checkpoint, and what of the pool was allocated by then.
+struct TakenCheckpoint {
+  std::size_t pool = 0;
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::vector<Owned> allocated;  // by address
+};
+
 class World {
  public:
   explicit World(std::size_t kind);
@@ -146,6 +153,7 @@ class World {
   void history(Input& input);
   void look(Input& input);
   void use_pool(Input& input);
+  void go_back(Input& input);
 
   // `call` may wait for streams.
   template <typename Call>
@@ -160,6 +168,9 @@ class World {
   void refuses(Call call, const char* rule);
   void end_route(std::size_t which);
   void end_pools();
+  [[nodiscard]] std::vector<void*> forget_pool(const PlayedPool& pool);
+  void take_checkpoint(std::size_t which);
+  void restore_checkpoint(const TakenCheckpoint& taken);
 
   void hear(const TraceEntry& entry);
   void go_on(Line& line);
@@ -179,6 +190,7 @@ class World {
   std::vector<PlayedPool> pools_;
   std::vector<std::size_t> routes_;  // pools that allocations go to, oldest first
   std::vector<std::shared_ptr<CountingProvider>> providers_;
+  std::vector<TakenCheckpoint> taken_;
 
   // What a tracker has heard: allocated blocks and segments by address. Only where one listens.
   bool tracked_ = false;

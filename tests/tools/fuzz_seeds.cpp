@@ -175,7 +175,7 @@ void claim_rows(const Folder& to) {
 // how, which, offset), hold a stream or release it (11 stream), capture or end (13 stream, mode),
 // pin (14 how, which, offset), unpin (16 which), drain (17), another thread (18 how, which, stream),
 // empty the cache (19 device), change a policy (20), a fault (21 kind, n-th), history (22), look (23),
-// a pool (24 which, what).
+// a checkpoint (24 take or go back, which), a pool (26 which, what).
 void allocator(const Folder& to) {
   to.put("blocks", join({0, 0, 3, 0, 0, 4, 1, 0, 8, 1, 5, 1, 0, 3, 0, 5, 0, 5, 0, 5, 0, 19, 0}));
   to.put("sizes", join({0, 0, 0,  0, 0, 5,  0, 0, 6, 0, 0, 7, 0, 0, 8,  1, 0,  9,
@@ -204,16 +204,22 @@ void allocator(const Folder& to) {
   to.put("tracked", join({1, 0, 3, 0, 0, 12, 0, 0, 12, 4, 5, 1, 19, 0, 0, 13, 0, 18, 0, 0, 0}));
   to.put("threads", join({0, 0, 3, 1, 18, 0, 0, 1, 18, 1, 0, 1, 0, 4, 1, 18, 2, 0, 4, 23, 0}));
   to.put("numbers", join({0, 0, 8, 0, 23, 0, 23, 1, 0, 23, 2, 1, 23, 3, 0, 9, 0, 0, 0, 5, 0}));
-  to.put("pool", join({0, 24, 0, 0, 24, 0, 2, 0, 0,  8, 0, 0,  3, 1, 24, 0,
-                       4, 0,  8, 0, 19, 1, 5, 0, 24, 0, 1, 24, 0, 7, 19, 0}));
-  to.put("pool-of-a-provider", join({0, 24, 1,  0, 24, 1, 2, 0, 0, 11, 0, 24, 1, 4, 24,
-                                     1, 1,  14, 2, 0,  0, 0, 0, 0, 5,  0, 24, 1, 7}));
-  to.put("pool-in-need", join({1, 24, 0,  2, 0, 0, 12, 0, 0, 12, 0, 24, 0,  4, 24,
-                               0, 0,  24, 0, 5, 0, 5,  0, 0, 12, 0, 0,  12, 0}));
-  to.put("pools-nested", join({0, 24, 0, 2, 1, 1, 24, 1,  2, 0,  0, 8, 1,  24, 0, 6,  0, 8,
-                               1, 24, 1, 4, 0, 8, 1,  19, 1, 24, 0, 4, 24, 2,  6, 24, 3, 1}));
-  to.put("pool-of-a-captured-stream", join({0, 24, 0, 2, 1, 1, 13, 1, 0,  0, 8, 1,  9, 2, 2,  0, 1,
-                                            0, 0,  0, 5, 0, 0, 8,  1, 13, 1, 0, 24, 0, 4, 19, 0}));
+  to.put("pool", join({0, 26, 0, 0, 26, 0, 2, 1, 0,  8, 0, 0,  3, 1, 26, 0,
+                       4, 0,  8, 0, 19, 1, 5, 0, 26, 0, 1, 26, 0, 7, 19, 0}));
+  to.put("pool-of-a-provider", join({0, 26, 1, 0, 26, 1, 2, 1, 0,  11, 0, 26, 1, 4, 14,
+                                     2, 0,  0, 0, 0,  0, 5, 0, 26, 1,  1, 26, 1, 7}));
+  to.put("pool-in-need", join({1, 26, 0, 2, 1, 0, 12, 0, 0, 12, 0,  26, 0, 0,  26, 0,
+                               4, 26, 0, 5, 0, 5, 0,  5, 0, 0,  12, 0,  0, 12, 0}));
+  to.put("pools-nested", join({0, 26, 0, 2, 1, 26, 1, 2,  0, 0,  0, 8, 1,  26, 0, 6,  0, 8,
+                               1, 26, 1, 4, 0, 8,  1, 19, 1, 26, 0, 4, 26, 2,  6, 26, 3, 1}));
+  to.put("pool-of-a-captured-stream", join({0, 26, 0, 2, 0, 1, 13, 1, 0,  0, 8, 1,  9, 2, 2,  0, 1,
+                                            0, 0,  0, 5, 0, 0, 8,  1, 13, 1, 0, 26, 0, 4, 19, 0}));
+  to.put("checkpoints", join({0,  26, 0, 0,  26, 0, 2, 1,  0,  3, 0,  0,  8, 0, 24, 0,  0, 0,
+                              3,  0,  0, 4,  0,  5, 1, 24, 0,  0, 24, 1,  0, 5, 0,  24, 1, 1,
+                              26, 0,  4, 24, 1,  0, 5, 0,  26, 0, 1,  24, 1, 0, 24, 0,  0}));
+  to.put("checkpoint-over-use",
+         join({0, 26, 0, 0, 26, 0,  2, 1, 0, 8, 1,  24, 0, 0,  11, 2,  9, 2, 2,
+               0, 1,  0, 0, 0,  24, 1, 0, 5, 0, 24, 1,  0, 11, 2,  24, 1, 0}));
 }
 
 }  // namespace
