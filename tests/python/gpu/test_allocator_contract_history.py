@@ -331,7 +331,7 @@ def test_all_of_the_tools(tmp_path: Path) -> None:
     with file.open("rb") as stored:
         taken = pickle.load(stored)
     assert str(128 * 128 * 4) in json.dumps(taken)
-    assert "stream" in _memory_viz.segsum(taken)
+    assert "total_reserved" in _memory_viz.segsum(taken)
     assert "alloc" in _memory_viz.trace(taken)
 
     def lines(text: str) -> str:  # instead of a picture, which wants a script from the network

@@ -231,7 +231,10 @@ dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=tor
 tensor = torch.ones(1000, device="cuda")
 dist.all_reduce(tensor)
 backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda:0"))
-pool = torch.cuda.MemPool(backend.mem_allocator)
+try:
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+except RuntimeError:  # this NCCL or this driver has none of its own
+    pool = torch.cuda.MemPool()
 with torch.cuda.use_mem_pool(pool):
     first = torch.ones(3 * MIB, device="cuda")
 backend.register_mem_pool(pool)

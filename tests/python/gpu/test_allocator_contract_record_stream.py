@@ -119,6 +119,7 @@ def test_recorded_often() -> None:
 def test_small_blocks_of_one_segment() -> None:
     side = torch.cuda.Stream()
     tensors = [full(4096, value) for value in range(100)]
+    tensors[0].sum().item()  # loads the kernel, which may wait for the device
     with busy(side):
         sums = [tensor.sum() for tensor in tensors]
     for tensor in tensors[::2]:
@@ -126,6 +127,7 @@ def test_small_blocks_of_one_segment() -> None:
     used = {tensor.data_ptr() for tensor in tensors[::2]}
     del tensors, tensor
     others = [full(4096, 200) for _ in range(200)]
+    assert not side.query(), "the side stream ended too early for this test"
     assert not used & {tensor.data_ptr() for tensor in others}
     torch.cuda.synchronize()
     assert [int(each) for each in sums[::2]] == [4096 * value for value in range(0, 100, 2)]

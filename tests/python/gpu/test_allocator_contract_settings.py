@@ -11,6 +11,7 @@ from contract import MIB, in_a_process, native_differs
 pytestmark = pytest.mark.usefixtures("allocator")
 
 HELPERS = """
+torch.cuda.init()
 set_settings = torch._C._accelerator_setAllocatorSettings
 def empty(mib):
     return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
