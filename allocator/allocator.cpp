@@ -144,7 +144,7 @@ void* Allocator::Impl::take_cached_again(const Request& request) noexcept {
   if (cache == nullptr) [[unlikely]] {
     return false;
   }
-  Chain overflow;
+  ChainList overflow;
   bool unknown_stream = false;
   {
     const GateVisit visit(cache->gate());
@@ -165,7 +165,9 @@ void* Allocator::Impl::take_cached_again(const Request& request) noexcept {
       overflow = cache->put(*to, block);
     } else {
       count_free(*cache, *block);
-      overflow.push(block);
+      Chain one;
+      one.push(block);
+      overflow.push(one);
     }
   }
   const StreamRef home = unknown_stream ? block->segment->stream : StreamRef{};

@@ -146,7 +146,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void open_stream(ThreadCache& cache, StreamRef stream) noexcept;
   void retire(ThreadCache& cache) noexcept override;
   // Gives cached blocks, linked, to the free lists of their devices.
-  void give_central(Chain& chain);
+  void give_central(ChainList& chains);
   // Everything that caches and the depot hold of a device to its free lists.
   void reclaim_caches(DeviceHeap& at);
   // The large ones that caches hold.

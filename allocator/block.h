@@ -107,9 +107,12 @@ struct alignas(128) Block {
   Block* next = nullptr;
   std::uint64_t free_since = 0;                   // DeviceHeap::searches when it became free
   unsigned waits = 0;                             // events that it still waits for
+  bool oversize = false;                          // counted as an oversize allocation
   std::unique_ptr<std::vector<StreamRef>> users;  // streams named by record_stream
   std::shared_ptr<void> context;                  // of its allocation, while it is active (trace.h)
-  bool oversize = false;                          // counted as an oversize allocation
+
+  // Of the first block of a chain in a ChainList: the first block of the next chain.
+  Block* next_chain = nullptr;
 
   // The lender's word (Allocator::lender_note).
   void* note = nullptr;
@@ -142,10 +145,32 @@ struct Chain {
     --count;
     return block;
   }
-  // Takes all of `other`.
-  void append(Chain& other) noexcept {
-    while (!other.empty()) push(other.pop());
-  }
 };
+
+// Chains that have been taken from where they were: taking one looks at its first block only.
+class ChainList {
+ public:
+  ChainList() = default;
+  explicit ChainList(const Chain& chain) noexcept { push(chain); }
+
+  [[nodiscard]] bool empty() const noexcept { return head_ == nullptr; }
+  [[nodiscard]] Block* first() const noexcept { return head_; }
+  void push(const Chain& chain) noexcept {
+    if (chain.empty()) return;
+    chain.head->next_chain = head_;
+    head_ = chain.head;
+  }
+  // The next block of all.
+  [[nodiscard]] Block* pop() noexcept {
+    Block* block = head_;
+    if (block->link != nullptr) block->link->next_chain = block->next_chain;
+    head_ = block->link != nullptr ? block->link : block->next_chain;
+    return block;
+  }
+
+ private:
+  Block* head_ = nullptr;
+};
+static_assert(sizeof(Block) == 128, "two cache lines");
 
 }  // namespace limbo

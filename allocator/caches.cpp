@@ -50,8 +50,8 @@ void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept
       if (slot == nullptr) slot = std::make_unique<StreamDepot>();
       depot = slot.get();
     }
-    auto made = std::make_unique<StreamCache>(stream, *depot, cache.counters(stream.device),
-                                              at.counters);
+    auto made =
+        std::make_unique<StreamCache>(stream, *depot, cache.counters(stream.device), at.counters);
     const GateVisit visit(cache.gate());
     if (visit) cache.add(std::move(made));
   } catch (const std::bad_alloc&) {  // it works without
@@ -59,7 +59,8 @@ void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept
 }
 
 void Allocator::Impl::retire(ThreadCache& cache) noexcept {
-  Chain all = cache.take_all(-1);
+  ChainList all;
+  cache.take_all(-1, all);
   give_central(all);
   for (const auto& at : heaps) {
     const std::lock_guard lock(at->mutex);
@@ -68,31 +69,25 @@ void Allocator::Impl::retire(ThreadCache& cache) noexcept {
   std::erase(caches, &cache);
 }
 
-void Allocator::Impl::give_central(Chain& chain) {
-  while (!chain.empty()) {
-    DeviceHeap& at = heap_of(*chain.head);
+void Allocator::Impl::give_central(ChainList& chains) {
+  while (!chains.empty()) {
+    DeviceHeap& at = heap_of(*chains.first());
     const std::lock_guard lock(at.mutex);
     const CountersChange change(at.counters);
-    while (!chain.empty() && &heap_of(*chain.head) == &at) at.give(chain.pop(), true);
+    while (!chains.empty() && &heap_of(*chains.first()) == &at) at.give(chains.pop(), true);
   }
 }
 
 void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
   // A cache that looks empty is left alone: what is freed into it now was freed after this sweep.
   // The registry lock is kept until everything is in the free lists, so that a second thread that
-  // comes here finds it there; the gates are opened again as soon as they can be.
+  // comes here finds it there; the gates are opened again before anybody walks along the chains.
   StoppedGates stopped(*this, [](const ThreadCache& cache) { return !cache.looks_empty(); });
-  Chain all;
-  for (ThreadCache* cache : stopped.caches()) {
-    Chain part = cache->take_all(at.device);
-    all.append(part);
-  }
+  ChainList all;
+  for (ThreadCache* cache : stopped.caches()) cache->take_all(at.device, all);
   stopped.reopen();
   const std::lock_guard lock(at.mutex);
-  for (const auto& [stream, depot] : at.depots) {
-    Chain part = depot->take_all();
-    all.append(part);
-  }
+  for (const auto& [stream, depot] : at.depots) depot->take_all(all);
   at.give_all(all);
 }
 
@@ -107,17 +102,14 @@ void Allocator::Impl::bypass_caches(DeviceHeap& at) {
 }
 
 void Allocator::Impl::reclaim_large(DeviceHeap& at) {
-  Chain all;
+  ChainList all;
   if (ThreadCache* own = thread_cache(); own != nullptr && own->may_hold_large()) {
     // Without stopping anybody. Where this thread's own gate is stopped, the other way follows.
     const GateVisit visit(own->gate());
-    if (visit) all = own->take_large(at.device);
+    if (visit) own->take_large(at.device, all);
   }
   StoppedGates stopped(*this, [](const ThreadCache& cache) { return cache.may_hold_large(); });
-  for (ThreadCache* cache : stopped.caches()) {
-    Chain part = cache->take_large(at.device);
-    all.append(part);
-  }
+  for (ThreadCache* cache : stopped.caches()) cache->take_large(at.device, all);
   stopped.reopen();
   const std::lock_guard lock(at.mutex);
   at.give_all(all);

@@ -20,16 +20,14 @@ Chain StreamDepot::take(std::size_t size_class) noexcept {
   return chain;
 }
 
-Chain StreamDepot::take_all() noexcept {
-  Chain all;
-  if (chain_count_.load(std::memory_order_relaxed) == 0) return all;
+void StreamDepot::take_all(ChainList& chains) noexcept {
+  if (chain_count_.load(std::memory_order_relaxed) == 0) return;
   for (Bin& bin : bins_) {
     const std::lock_guard lock(bin.mutex);
-    for (Chain& chain : bin.chains) all.append(chain);
+    for (const Chain& chain : bin.chains) chains.push(chain);
     chain_count_.fetch_sub(bin.chains.size(), std::memory_order_relaxed);
     bin.chains.clear();
   }
-  return all;
 }
 
 }  // namespace limbo

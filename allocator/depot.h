@@ -35,8 +35,8 @@ class StreamDepot {
   // A chain of the class; empty if there is none.
   [[nodiscard]] Chain take(std::size_t size_class) noexcept;
 
-  // Everything, as one chain.
-  [[nodiscard]] Chain take_all() noexcept;
+  // Adds everything to `chains`, without walking along them.
+  void take_all(ChainList& chains) noexcept;
 
   // Calls visit(Block*) for every block.
   template <class Visit>

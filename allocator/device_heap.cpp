@@ -202,10 +202,10 @@ void DeviceHeap::end_active(Block* block) {
   give(block, false);
 }
 
-void DeviceHeap::give_all(Chain& chain) {
-  if (chain.empty()) return;
+void DeviceHeap::give_all(ChainList& chains) {
+  if (chains.empty()) return;
   const CountersChange change(counters);
-  while (!chain.empty()) give(chain.pop(), true);
+  while (!chains.empty()) give(chains.pop(), true);
 }
 
 Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
@@ -275,7 +275,8 @@ Segment* DeviceHeap::begin_return_uncut(StreamHandle stream, std::size_t wanted_
   Block* chosen = nullptr;
   for (Block* block : default_pool->large) {  // of one stream by size, the smallest first
     Segment& segment = *block->segment;
-    if (segment.stream.handle != stream || block->size_bytes < policy.max_split_size_bytes) continue;
+    if (segment.stream.handle != stream || block->size_bytes < policy.max_split_size_bytes)
+      continue;
     if (segment.piece.kept_for_readers || !is_unused(segment)) continue;
     chosen = block;
     if (block->size_bytes >= wanted_bytes) break;

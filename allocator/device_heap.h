@@ -71,8 +71,8 @@ class DeviceHeap {
   // The block is no longer active: nobody pins it and no event is waited for.
   void end_active(Block* block);
 
-  // Gives a chain of cached blocks, all of this device.
-  void give_all(Chain& chain);
+  // Gives cached blocks, all of this device.
+  void give_all(ChainList& chains);
 
   // Enters new memory as one free block of the pool.
   Segment& add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,

@@ -94,28 +94,30 @@ Chain StreamCache::put_large(Block* block) noexcept {
   return overflow;
 }
 
-Chain StreamCache::take_all() noexcept {
-  Chain all;
+std::size_t StreamCache::take_all(ChainList& chains) noexcept {
+  std::size_t bytes = take_large(chains);
   for (std::size_t group = 0; group < used_bins_.size(); ++group) {
     for (std::uint64_t bits = used_bins_[group]; bits != 0; bits &= bits - 1) {
-      Bin& bin = bins_[group * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
-      Chain active = bin.active();
-      all.append(active);
-      all.append(bin.spare);
+      const std::size_t index = group * 64 + static_cast<std::size_t>(std::countr_zero(bits));
+      Bin& bin = bins_[index];
+      chains.push(bin.active());
+      chains.push(bin.spare);
+      bytes += (bin.count + bin.spare.count) * class_size(index);
       bin = {};
     }
     used_bins_[group] = 0;
   }
-  Chain large = take_large();
-  all.append(large);
-  return all;
+  return bytes;
 }
 
-Chain StreamCache::take_large() noexcept {
-  Chain all;
-  for (Chain& chain : large_) all.append(chain);
-  large_sizes_ = {};
-  return all;
+std::size_t StreamCache::take_large(ChainList& chains) noexcept {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < kLargeBins; ++i) {
+    const Chain chain = std::exchange(large_[i], Chain());
+    chains.push(chain);
+    bytes += chain.count * std::exchange(large_sizes_[i], 0);
+  }
+  return bytes;
 }
 
 bool StreamCache::may_hold_large() const noexcept {
@@ -150,64 +152,50 @@ Block* ThreadCache::take(StreamCache& cache, std::size_t size_bytes) noexcept {
   return block;
 }
 
-Chain ThreadCache::put(StreamCache& cache, Block* block) noexcept {
+ChainList ThreadCache::put(StreamCache& cache, Block* block) noexcept {
   const std::size_t held = held_bytes_.load(std::memory_order_relaxed);
   Chain overflow;
   if (block->size_bytes > largest_bytes_) {
     overflow.push(block);
-    return overflow;
+    return ChainList(overflow);
   }
   if (held + block->size_bytes > limit_bytes_) {
-    overflow = take_all(-1);
     overflow.push(block);
-    return overflow;
+    ChainList all(overflow);
+    take_all(-1, all);
+    return all;
   }
   std::size_t left_bytes = 0;
   overflow = cache.put(block, &left_bytes);
-  for (const Block* out = overflow.head; out != nullptr; out = out->link) {
-    left_bytes += out->size_bytes;
-  }
+  if (!overflow.empty()) left_bytes += overflow.count * overflow.head->size_bytes;
   hold(held + block->size_bytes - left_bytes);
   // Written rarely: it stays true until somebody takes the large ones.
   if (sizes::is_large(block->size_bytes) && !may_hold_large()) {
     may_hold_large_.store(true, std::memory_order_relaxed);
   }
-  return overflow;
+  return ChainList(overflow);
 }
 
-Chain ThreadCache::take_large(int device) noexcept {
-  Chain all;
+void ThreadCache::take_large(int device, ChainList& chains) noexcept {
   std::size_t taken_bytes = 0;
   bool holds = false;
   for (const auto& cache : streams_) {
-    if (cache->stream().device != device) {
+    if (cache->stream().device == device) {
+      taken_bytes += cache->take_large(chains);
+    } else {
       holds = holds || cache->may_hold_large();
-      continue;
     }
-    Chain part = cache->take_large();
-    for (const Block* block = part.head; block != nullptr; block = block->link) {
-      taken_bytes += block->size_bytes;
-    }
-    all.append(part);
   }
   hold(held_bytes_.load(std::memory_order_relaxed) - taken_bytes);
   may_hold_large_.store(holds, std::memory_order_relaxed);
-  return all;
 }
 
-Chain ThreadCache::take_all(int device) noexcept {
-  Chain all;
+void ThreadCache::take_all(int device, ChainList& chains) noexcept {
   std::size_t taken_bytes = 0;
   for (const auto& cache : streams_) {
-    if (device >= 0 && cache->stream().device != device) continue;
-    Chain part = cache->take_all();
-    for (const Block* block = part.head; block != nullptr; block = block->link) {
-      taken_bytes += block->size_bytes;
-    }
-    all.append(part);
+    if (device < 0 || cache->stream().device == device) taken_bytes += cache->take_all(chains);
   }
   hold(held_bytes_.load(std::memory_order_relaxed) - taken_bytes);
-  return all;
 }
 
 }  // namespace limbo

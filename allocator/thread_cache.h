@@ -71,11 +71,10 @@ class StreamCache {
   // `*to_depot_bytes` is raised by what went to the depot.
   [[nodiscard]] Chain put(Block* block, std::size_t* to_depot_bytes) noexcept;
 
-  // Everything, as one chain.
-  [[nodiscard]] Chain take_all() noexcept;
-
-  // The large ones.
-  [[nodiscard]] Chain take_large() noexcept;
+  // Adds everything, or the large blocks, to `chains`, without walking along them: somebody may be
+  // kept out of the gate meanwhile. Returns how many bytes that is.
+  std::size_t take_all(ChainList& chains) noexcept;
+  std::size_t take_large(ChainList& chains) noexcept;
   // Whether it has taken in any since take_large.
   [[nodiscard]] bool may_hold_large() const noexcept;
 
@@ -179,7 +178,7 @@ class alignas(64) ThreadCache {
   [[nodiscard]] Block* take(StreamCache& cache, std::size_t size_bytes) noexcept;
   // Returns what must go to the central free lists: nothing, or, when the cache is over its limit,
   // everything it held.
-  [[nodiscard]] Chain put(StreamCache& cache, Block* block) noexcept;
+  [[nodiscard]] ChainList put(StreamCache& cache, Block* block) noexcept;
   // Gives the stream a cache, for which there is room.
   void add(std::unique_ptr<StreamCache> cache);
   [[nodiscard]] ThreadCounters& counters(int device) noexcept {
@@ -187,10 +186,9 @@ class alignas(64) ThreadCache {
   }
 
   // ---- inside the gate, or with the gate stopped ----
-  // Everything of `device`; -1: of all.
-  [[nodiscard]] Chain take_all(int device) noexcept;
-  // The large blocks of `device`.
-  [[nodiscard]] Chain take_large(int device) noexcept;
+  // Adds to `chains`: everything of `device` (-1: of all); the large blocks of `device`.
+  void take_all(int device, ChainList& chains) noexcept;
+  void take_large(int device, ChainList& chains) noexcept;
 
   template <class Visit>
   void visit(int device, const Visit& look) const {
