@@ -219,18 +219,28 @@ class Connection {
     Refused refused;
     Welcome welcome;
     Answer answer;
+    Forwarded forwarded;
+    GivenTimelines timelines;
+    AskedInVain in_vain;
     switch (static_cast<MessageType>(header.type)) {
       case MessageType::kWelcome:
         return require(decode(packet.bytes, welcome) && welcome.incarnation == world().incarnation,
                        "a welcome can be decoded");
       case MessageType::kAnswer:
         return require(decode(packet.bytes, answer), "an answer can be decoded");
+      case MessageType::kForwarded:
+        return require(decode(packet.bytes, forwarded), "what was forwarded can be decoded");
+      case MessageType::kTimelines:
+        return require(decode(packet.bytes, timelines), "timelines can be decoded");
+      case MessageType::kAskedInVain:
+        return require(decode(packet.bytes, in_vain) && !in_vain.text.empty(),
+                       "who asks in vain is told why");
       case MessageType::kRefused:
       case MessageType::kError:
         return require(decode(packet.bytes, refused) && !refused.text.empty(),
                        "an error has a code and a text");
       default:
-        require(false, "what comes back is a welcome, an answer or an error");
+        require(false, "what comes back is a welcome, an answer or a refusal");
     }
   }
 
