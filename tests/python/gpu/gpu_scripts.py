@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -18,7 +19,11 @@ RESULT = "RESULT "
 @functools.cache
 def why_no_gpu() -> str:
     """Empty when torch can use a GPU here, else the reason. Asked in a process of its own, so that
-    this one stays without CUDA."""
+    this one stays without CUDA; where there is no driver at all, nobody is asked."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as missing:
+        return f"no NVIDIA driver ({missing})"
     code = """
 import torch
 if not torch.cuda.is_available():
