@@ -1,15 +1,18 @@
 """What an allocator costs a program in Python; allocator.py runs it, once for each back end.
 
-    allocator_steps.py limbo|native|native-expandable|async|rmm [--quick]
+    allocator_steps.py limbo|native|native-expandable|async|rmm [--quick] [--library PATH]
 
-The last line is RESULT and a JSON object: microseconds of one torch.empty, milliseconds of one
-training step. The environment (PYTORCH_CUDA_ALLOC_CONF) is allocator.py's part.
+The last line is RESULT and a JSON object: nanoseconds of one torch.empty, milliseconds of one
+training step. With the library of limbo_bench_allocator also the nanoseconds of a pair of its calls
+inside this process. The environment (PYTORCH_CUDA_ALLOC_CONF) is allocator.py's part.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -79,18 +82,38 @@ def empty() -> None:
     torch.empty(1024, device="cuda")
 
 
+def pair_in_cpp(library: str) -> float | None:
+    """What raw_alloc and raw_delete of 4 KiB take in this process; None when that failed."""
+    with tempfile.NamedTemporaryFile() as file:
+        words = ["", "--backend", "current", "--only", "pair-4KiB", "--json", file.name]
+        encoded = [word.encode() for word in words]
+        argv = (ctypes.c_char_p * (len(encoded) + 1))(*encoded, None)
+        if ctypes.CDLL(library).limbo_bench_allocator(len(encoded), argv) != 0:
+            return None
+        value = json.load(file)["rows"][0]["value"]
+    return None if value is None else float(value)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("backend")
     parser.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
+    parser.add_argument("--library", help="liblimbo_allocator_bench.so")
     options = parser.parse_args()
     choose(options.backend)
     rounds = 2 if options.quick else 10
+    calls = 100 if options.quick else 20_000
     results = {
-        "torch-empty": best(empty, 100 if options.quick else 20_000, rounds) * 1e9,
+        "torch-empty": best(empty, calls, rounds) * 1e9,
         "step-tiny": best(many_tiny_layers(), 2 if options.quick else 20, rounds) * 1e3,
         "step-large": best(one_large_block(), 1 if options.quick else 5, rounds) * 1e3,
+        # Once more: a thread that has launched kernels has a context current for certain.
+        "torch-empty-later": best(empty, calls, rounds) * 1e9,
     }
+    if options.library is not None:
+        pair = pair_in_cpp(options.library)
+        if pair is not None:
+            results["pair-in-python"] = pair
     if options.backend != "rmm":  # torch has no numbers of it
         results["reserved-mib"] = torch.cuda.max_memory_reserved() / 2**20
     print(RESULT + json.dumps(results))
