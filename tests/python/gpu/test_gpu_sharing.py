@@ -92,8 +92,9 @@ def test_a_received_tensor_on_a_side_stream(way: str) -> None:
     assert result["exit"] == 0
 
 
-def test_a_graph_keeps_the_received_tensor_that_it_uses() -> None:
-    result = run_script("graphs.py")
+@pytest.mark.parametrize("way", ["native", "limbo"])
+def test_a_graph_keeps_the_received_tensor_that_it_uses(way: str) -> None:
+    result = run_script("graphs.py", way)
     assert (result["held"], result["held_after"]) == (1, 1), "it came back while the graph lived"
     assert result["right"] == result["replays"]
     assert result["exit"] == 0

@@ -1,6 +1,6 @@
 """A graph that uses a received tensor keeps it, after the tensor is gone, until it is destroyed.
 
-The consumer runs under torch's own allocator: Limbo has no pools for captures yet.
+graphs.py native | limbo: the consumer's allocator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ ELEMENTS = 1 << 20
 REPLAYS = 20
 
 
-def consume(queue: Any, pipe: Any) -> None:
+def consume(queue: Any, pipe: Any, way: str) -> None:
+    if way == "limbo":
+        import torch_limbo
+
+        torch_limbo.enable()
     result = torch.zeros(ELEMENTS, dtype=torch.int32, device="cuda")
     result.add_(1)  # loads the kernel
     tensor = queue.get()
@@ -51,7 +55,7 @@ def main() -> int:
     context = mp.get_context("spawn")
     queue = context.Queue()
     ours, theirs = context.Pipe()
-    consumer = context.Process(target=consume, args=(queue, theirs))
+    consumer = context.Process(target=consume, args=(queue, theirs, sys.argv[1]))
     consumer.start()
     tensor = torch.full((ELEMENTS,), 3, dtype=torch.int32, device="cuda")
     queue.put(tensor)
