@@ -55,16 +55,24 @@ class PoolMemoryScope {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+// Memory of the maker; null where it has no room. The runtime remembers the refusal and would report
+// it at the thread's next check of a kernel: it is forgotten here, where it is dealt with.
+void* ask_maker(torch_cuda::CUDAAllocator& maker, std::size_t size_bytes) {
+  void* memory = nullptr;
+  try {
+    memory = maker.raw_alloc(size_bytes);
+  } catch (const c10::OutOfMemoryError&) {  // as null
+  }
+  if (memory == nullptr && !simulated()) static_cast<void>(cudaGetLastError());
+  return memory;
+}
+
 // Keeps the allocator for as long as the pool has memory of it.
 std::shared_ptr<Provider> make_provider(const std::shared_ptr<torch_cuda::CUDAAllocator>& maker) {
   return std::make_shared<ProviderForeign>(
       [maker](int device, std::size_t size_bytes) -> void* {
         const PoolMemoryScope scope(device);
-        try {
-          return maker->raw_alloc(size_bytes);
-        } catch (const c10::OutOfMemoryError&) {
-          return nullptr;
-        }
+        return ask_maker(*maker, size_bytes);
       },
       [maker](int device, void* memory) {
         const PoolMemoryScope scope(device);
