@@ -4,12 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "hooks/adapter.h"
 #include "hooks/current_stream.h"
 #include "hooks/install.h"
+#include "tests/support/child_process.h"
+#include "tests/support/sandbox.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
@@ -30,6 +33,7 @@ class PoolsOfTorch : public TorchTest {
   void SetUp() override {
     TorchTest::SetUp();
     install();
+    adapter().emptyCache({0, 0});  // what other tests have left
   }
   void TearDown() override {
     adapter().emptyCache(kPool);
@@ -226,26 +230,38 @@ TEST_F(PoolsOfTorch, AreFullWhereTheAllocatorBehindThemIs) {
   end_pool();
 }
 
-TEST_F(PoolsOfTorch, AskItOnTheirDevice) {
-  if (allocator_in_use().device().device_count() < 2) {
-    GTEST_SKIP() << "needs two simulated devices (LIMBO_SIM_DEVICES)";
-  }
+// In a process of its own, which has a machine of two devices.
+LIMBO_CHILD_ROLE(pool_on_a_second_device) {
+  install();
   Calls calls;
   adapter().createOrIncrefPool(1, kPool, std::make_shared<OwnAllocator>(calls));
   adapter().beginAllocateToPool(1, kPool, everything);
-  std::thread([&] {
-    set_simulated_device(1);
-    void* data = adapter().raw_alloc(kMiB);
-    set_simulated_device(0);
-    adapter().raw_delete(data);
-  }).join();
+  set_simulated_device(1);
+  void* data = adapter().raw_alloc(kMiB);
+  set_simulated_device(0);
   adapter().endAllocateToPool(1, kPool);
   adapter().releasePool(1, kPool);
+  adapter().raw_delete(data);
   adapter().releasePool(1, kPool);
   adapter().emptyCache(kPool);
-  EXPECT_EQ(calls.taken_on, std::vector<int>{1});
-  EXPECT_EQ(calls.given_on, std::vector<int>{1});
-  EXPECT_EQ(current_device(), 0);
+  const auto all_on = [](const std::vector<int>& devices) {
+    return devices.size() == 1 ? std::to_string(devices[0]) : std::string("not one");
+  };
+  child.send(all_on(calls.taken_on));
+  child.send(all_on(calls.given_on));
+  child.send(std::to_string(current_device()));
+  return 0;
+}
+
+TEST_F(PoolsOfTorch, AskItOnTheirDevice) {
+  const Sandbox sandbox;  // where the child makes its machine
+  ChildOptions options;
+  options.environment.emplace_back("LIMBO_SIM_DEVICES", "2");
+  ChildProcess child("pool_on_a_second_device", {}, options);
+  child.expect("1");
+  child.expect("1");
+  child.expect("0");
+  child.finish();
 }
 
 // ---- checkpoints --------------------------------------------------------------------------------
