@@ -108,10 +108,12 @@ struct alignas(128) Block {
   std::uint64_t free_since = 0;                   // DeviceHeap::searches when it became free
   unsigned waits = 0;                             // events that it still waits for
   bool oversize = false;                          // counted as an oversize allocation
+  std::uint16_t chain_count = 0;                  // see next_chain
   std::unique_ptr<std::vector<StreamRef>> users;  // streams named by record_stream
   std::shared_ptr<void> context;                  // of its allocation, while it is active (trace.h)
 
-  // Of the first block of a chain in a ChainList: the first block of the next chain.
+  // Of the first block of a chain in the depot or a ChainList: the first block of the next chain,
+  // and, in the depot, how many blocks its own has.
   Block* next_chain = nullptr;
 
   // The lender's word (Allocator::lender_note).

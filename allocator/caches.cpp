@@ -111,6 +111,7 @@ void Allocator::Impl::reclaim_large(DeviceHeap& at) {
   StoppedGates stopped(*this, [](const ThreadCache& cache) { return cache.may_hold_large(); });
   for (ThreadCache* cache : stopped.caches()) cache->take_large(at.device, all);
   stopped.reopen();
+  if (all.empty()) return;
   const std::lock_guard lock(at.mutex);
   at.give_all(all);
 }

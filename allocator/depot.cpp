@@ -1,32 +1,58 @@
 #include "allocator/depot.h"
 
+#include <sched.h>
+
+#include <bit>
+
 namespace limbo {
 
-void StreamDepot::put(std::size_t size_class, const Chain& chain) {
+StreamDepot::Locked::Locked(Bin& bin) noexcept : bin_(bin) {
+  constexpr unsigned kSpins = 200;  // then its holder is probably not running
+  for (unsigned spins = 0; bin.locked.exchange(true, std::memory_order_acquire);) {
+    while (bin.locked.load(std::memory_order_relaxed)) {
+      if (++spins > kSpins) sched_yield();
+    }
+  }
+}
+
+void StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
+  std::atomic<std::uint64_t>& used = used_[size_class / 64];
+  const std::uint64_t bit = std::uint64_t{1} << (size_class % 64);
   Bin& bin = bins_[size_class];
-  const std::lock_guard lock(bin.mutex);
-  bin.chains.push_back(chain);
-  chain_count_.fetch_add(1, std::memory_order_relaxed);
+  const Locked locked(bin);
+  // Under the lock: take_all, which takes the bit away first, sees the chain or leaves the bit.
+  if ((used.load(std::memory_order_relaxed) & bit) == 0) {
+    used.fetch_or(bit, std::memory_order_relaxed);
+  }
+  chain.head->chain_count = static_cast<std::uint16_t>(chain.count);
+  chain.head->next_chain = bin.first.load(std::memory_order_relaxed);
+  bin.first.store(chain.head, std::memory_order_relaxed);
 }
 
 Chain StreamDepot::take(std::size_t size_class) noexcept {
-  if (chain_count_.load(std::memory_order_relaxed) == 0) return {};
   Bin& bin = bins_[size_class];
-  const std::lock_guard lock(bin.mutex);
-  if (bin.chains.empty()) return {};
-  const Chain chain = bin.chains.back();
-  bin.chains.pop_back();
-  chain_count_.fetch_sub(1, std::memory_order_relaxed);
-  return chain;
+  if (bin.first.load(std::memory_order_relaxed) == nullptr) return {};
+  const Locked locked(bin);
+  Block* first = bin.first.load(std::memory_order_relaxed);
+  if (first == nullptr) return {};
+  bin.first.store(first->next_chain, std::memory_order_relaxed);
+  return {first, first->chain_count};
 }
 
 void StreamDepot::take_all(ChainList& chains) noexcept {
-  if (chain_count_.load(std::memory_order_relaxed) == 0) return;
-  for (Bin& bin : bins_) {
-    const std::lock_guard lock(bin.mutex);
-    for (const Chain& chain : bin.chains) chains.push(chain);
-    chain_count_.fetch_sub(bin.chains.size(), std::memory_order_relaxed);
-    bin.chains.clear();
+  for (std::size_t group = 0; group < used_.size(); ++group) {
+    if (used_[group].load(std::memory_order_relaxed) == 0) continue;
+    std::uint64_t bits = used_[group].exchange(0, std::memory_order_relaxed);
+    for (; bits != 0; bits &= bits - 1) {
+      Bin& bin = bins_[group * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
+      const Locked locked(bin);
+      Block* first = bin.first.exchange(nullptr, std::memory_order_relaxed);
+      while (first != nullptr) {
+        Block* next = first->next_chain;
+        chains.push({first, first->chain_count});
+        first = next;
+      }
+    }
   }
 }
 

@@ -54,28 +54,22 @@ Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_b
 
 Chain StreamCache::put(Block* block, std::size_t* to_depot_bytes) noexcept {
   if (sizes::is_large(block->size_bytes)) return put_large(block);
-  return put_small(block, to_depot_bytes);
+  put_small(block, to_depot_bytes);
+  return {};
 }
 
-Chain StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept {
+void StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept {
   const std::size_t index = size_class(block->size_bytes);
   Bin& bin = use_bin(index);
-  Chain overflow;
   if (bin.count >= bin.limit) {
     if (!bin.spare.empty()) {
-      const std::size_t bytes = bin.spare.count * block->size_bytes;
-      try {
-        depot_.put(index, bin.spare);
-        *to_depot_bytes += bytes;
-      } catch (...) {
-        overflow = bin.spare;  // no host memory for the depot: the central list needs none here
-      }
+      depot_.put(index, bin.spare);
+      *to_depot_bytes += bin.spare.count * block->size_bytes;
     }
     bin.spare = bin.active();
     bin.set_active({});
   }
   static_cast<void>(try_put(block));  // there is room now
-  return overflow;
 }
 
 Chain StreamCache::put_large(Block* block) noexcept {
