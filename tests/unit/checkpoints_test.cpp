@@ -101,10 +101,10 @@ TEST_F(Checkpoints, NothingThen) {
 
 TEST_F(Checkpoints, BlocksInTheMiddleOfSegments) {
   const auto blocks = allocate_in({4096, 512, kMiB, 3 * kMiB, 5 * kMiB, 2 * kMiB, 40 * kMiB});
-  for (const std::size_t gone : {0, 2, 4}) allocator_.free(blocks[gone]);
+  for (const std::size_t gone : {0U, 2U, 4U}) allocator_.free(blocks[gone]);
   const auto taken = allocator_.take_checkpoint(0, kTreePool);
   const PoolLook then = look();
-  for (const std::size_t gone : {1, 3, 5, 6}) allocator_.free(blocks[gone]);
+  for (const std::size_t gone : {1U, 3U, 5U, 6U}) allocator_.free(blocks[gone]);
   const auto others = allocate_in({700, 700, 9 * kMiB, 30 * kMiB, 100 * kMiB});
   std::byte* plain = allocate(4096);
   const std::set<void*> before = live();
@@ -120,7 +120,7 @@ TEST_F(Checkpoints, BlocksInTheMiddleOfSegments) {
            !std::get<2>(blocks_of[0]);
   });
   EXPECT_EQ(now, then);
-  for (const std::size_t left : {1, 3, 5, 6}) allocator_.free(blocks[left]);
+  for (const std::size_t left : {1U, 3U, 5U, 6U}) allocator_.free(blocks[left]);
   allocator_.free(plain);
   static_cast<void>(others);
 }
