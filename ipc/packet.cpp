@@ -48,7 +48,8 @@ PacketStatus receive_packet(int socket, Packet& packet) {
   header.msg_control = control;
   header.msg_controllen = sizeof(control);
   ssize_t got = -1;
-  bool reset = false;  // told once: its end has left a message of ours unread; what it said is there
+  bool reset =
+      false;  // told once: its end has left a message of ours unread; what it said is there
   do {
     got = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
