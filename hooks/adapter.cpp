@@ -175,6 +175,7 @@ void Adapter::delete_block(void* data) noexcept {
 c10::DataPtr Adapter::allocate(std::size_t size_bytes) {
   const StreamRef place = for_torch(current_place);
   void* data = take(size_bytes, place);
+  give_context_once(place.device);
   return {data, data, &delete_block, cuda_device(place.device)};
 }
 
@@ -184,7 +185,10 @@ c10::DeleterFnPtr Adapter::raw_deleter() const {
 
 void* Adapter::raw_alloc(std::size_t size_bytes) {
   if (size_bytes == 0) return nullptr;
-  return take(size_bytes, current_place());
+  const StreamRef place = current_place();
+  void* data = take(size_bytes, place);
+  give_context_once(place.device);
+  return data;
 }
 
 void* Adapter::raw_alloc_with_stream(std::size_t size_bytes, cudaStream_t stream) {

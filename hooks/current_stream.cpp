@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "allocator/device/current_context.h"
 #include "hooks/process.h"
 
 namespace limbo {
@@ -29,9 +28,8 @@ struct LastStream {
   c10::StreamId id = 0;
   StreamHandle handle = nullptr;
   int device = -1;
-  bool made_current = false;  // a context, see device_of_runtime
 };
-thread_local constinit LastStream last __attribute__((tls_model("initial-exec")));
+thread_local constinit LastStream last;
 
 using current_stream_detail::Question;
 
@@ -51,16 +49,22 @@ Question the_question() {
   return known == Question::kUnknown ? decide_question() : known;
 }
 
+// torch answers once it has set CUDA up, and throws before.
+bool has_primary_context(int device) noexcept {
+  try {
+    return c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(device));
+  } catch (...) {
+    return false;
+  }
+}
+
 // The driver has no context current in this thread, so the runtime is asked. Both are slow without
 // one (a microsecond, and many with several threads), and torch's set_device does not always make
 // one current; where the device has its context, this thread gets it, once.
 int device_of_runtime() {
   c10::DeviceIndex device = 0;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-  if (!last.made_current && c10::cuda::hasPrimaryContext(device)) {
-    last.made_current = true;
-    C10_CUDA_CHECK(c10::cuda::SetDevice(device, true));
-  }
+  if (has_primary_context(device)) give_context_once(device);
   return device;
 }
 
@@ -75,6 +79,15 @@ int device_of_driver() {
 }  // namespace
 
 constinit std::atomic<Question> current_stream_detail::question{Question::kUnknown};
+
+void current_stream_detail::see_to_context(int device) noexcept {
+  context_was_seen_to = true;
+  if (simulated() || current_context_device() >= 0) return;
+  // A refusal changes nothing; it is not to be found by the next call either.
+  if (c10::cuda::SetDevice(static_cast<c10::DeviceIndex>(device), true) != cudaSuccess) {
+    (void)cudaGetLastError();
+  }
+}
 
 int current_device() {
   switch (the_question()) {

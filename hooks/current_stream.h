@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "allocator/device/current_context.h"
 #include "allocator/device/device.h"
 
 namespace limbo {
@@ -22,6 +23,12 @@ namespace limbo {
 
 // The stream that torch means. On the simulated device a stream's id is its handle.
 [[nodiscard]] StreamRef to_stream_ref(const c10::Stream& stream);
+
+// Makes the device's context current in the calling thread, once, where the thread has none: what the
+// runtime's own allocation does, and Limbo's, which goes by the driver, does not. A thread without
+// one pays a microsecond for every question to the runtime, torch's own included. `device` is the
+// thread's current one, and the thread was given memory of it, so that the context is there.
+void give_context_once(int device) noexcept;
 
 // ---- behind current_place -----------------------------------------------------------------------
 
@@ -47,7 +54,15 @@ extern constinit std::atomic<Question> question;  // decided at the first call
   return {device, handle_of(stream)};
 }
 
+void see_to_context(int device) noexcept;
+
 }  // namespace current_stream_detail
+
+inline void give_context_once(int device) noexcept {
+  if (!context_was_seen_to) [[unlikely]] {
+    current_stream_detail::see_to_context(device);
+  }
+}
 
 inline StreamRef current_place() {
   using namespace current_stream_detail;

@@ -6,6 +6,8 @@
 
 namespace limbo {
 
+thread_local constinit bool context_was_seen_to __attribute__((tls_model("initial-exec"))) = false;
+
 int current_context_device() noexcept {
 #ifdef LIMBO_HAVE_CUDA
   static const auto ask = [] {
