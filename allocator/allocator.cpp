@@ -54,7 +54,7 @@ Allocator::Impl::~Impl() {
     if (driver_is_gone.load()) break;
     for (const auto& [key, queue] : at->waits) {
       DeviceHeap& events_of = *heaps[static_cast<std::size_t>(key.first)];
-      for (const DeviceHeap::Wait& wait : queue) events_of.events.give(wait.event);
+      for (const Wait& wait : queue) events_of.events.give(wait.event);
     }
     for (const auto& [piece_id, segment] : at->segments) {
       try {

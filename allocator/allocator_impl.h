@@ -106,13 +106,20 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void unpin_last(Block* block);
 
   // ---- waits.cpp ----
+  // Waits of one block, one behind the other in DeviceHeap::unrecorded, in hand.
+  struct PlannedWaits {
+    WaitList::iterator first;
+    std::size_t count = 0;
+  };
   // Heap lock held: the block's users become waits, which begin_waits, without the lock, must turn
   // into events.
-  [[nodiscard]] std::vector<StreamRef> plan_waits(DeviceHeap& at, Block* block);
-  void begin_waits(DeviceHeap& at, Block* block, const std::vector<StreamRef>& streams);
+  [[nodiscard]] static PlannedWaits plan_waits(DeviceHeap& at, Block* block) noexcept;
+  void begin_waits(DeviceHeap& at, const PlannedWaits& planned) noexcept;
   [[nodiscard]] EventHandle try_record(StreamRef stream) noexcept;
+  // Heap lock held: out of the hand of who tried to record it, and behind the event if there is one.
+  void put_down(DeviceHeap& at, WaitList::iterator unrecorded, EventHandle event) noexcept;
   void complete_events(DeviceHeap& at);
-  void complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key);
+  void complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key, std::uint64_t youngest);
   void retry_unrecorded(DeviceHeap& at);
   // Blocks of the request's pool and stream that other streams' captured work is done with, where
   // the policy lets a capture reuse them.

@@ -7,13 +7,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
-#include <vector>
 
 #include "allocator/device/device.h"
 
 namespace limbo {
 
+class CapturePoint;
+struct Block;
 struct Segment;
 
 enum class BlockState : std::uint8_t {
@@ -87,6 +89,22 @@ inline constexpr unsigned kGenerationShift = 32;
 
 }  // namespace block_word
 
+// A stream whose work a block waits for before it is used again. It is made when the stream is named,
+// and from then on only moved from list to list, so nothing can fail when the block is freed:
+// Block::users, DeviceHeap::unrecorded, DeviceHeap::waits. Guarded by the heap lock.
+struct Wait {
+  StreamRef stream;
+  Block* block = nullptr;
+  EventHandle event = nullptr;  // behind the stream's work; null until it is recorded
+  std::uint64_t number = 0;     // of the heap's waits, in the order of the frees
+  // Not 0: a thread, without the lock, records or asks the event, and nobody else touches it. It is
+  // then the how-many-th time that any of the heap's was taken so.
+  std::uint64_t in_hand = 0;
+  // What the stream had captured at the free; null where the block is not reused in the capture.
+  std::shared_ptr<const CapturePoint> point;
+};
+using WaitList = std::list<Wait>;
+
 // What hits read and write is on its first cache line. No other block shares it, nor the line beside
 // it, which processors fetch along: threads that work on neighbours would disturb each other.
 struct alignas(128) Block {
@@ -105,12 +123,12 @@ struct alignas(128) Block {
   // Guarded by the heap lock.
   Block* previous = nullptr;  // neighbours in the segment, by address
   Block* next = nullptr;
-  std::uint64_t free_since = 0;                   // DeviceHeap::searches when it became free
-  unsigned waits = 0;                             // events that it still waits for
-  bool oversize = false;                          // counted as an oversize allocation
-  std::uint16_t chain_count = 0;                  // see next_chain
-  std::unique_ptr<std::vector<StreamRef>> users;  // streams named by record_stream
-  std::shared_ptr<void> context;                  // of its allocation, while it is active (trace.h)
+  std::uint64_t free_since = 0;     // DeviceHeap::searches when it became free
+  unsigned waits = 0;               // events that it still waits for
+  bool oversize = false;            // counted as an oversize allocation
+  std::uint16_t chain_count = 0;    // see next_chain
+  std::unique_ptr<WaitList> users;  // streams named by record_stream
+  std::shared_ptr<void> context;    // of its allocation, while it is active (trace.h)
 
   // Of the first block of a chain in the depot or a ChainList: the first block of the next chain,
   // and, in the depot, how many blocks its own has.

@@ -37,10 +37,21 @@ EventHandle EventPool::take(Device& device, int index) {
       return event;
     }
   }
-  return device.create_event(index);
+  {
+    const std::lock_guard lock(mutex_);
+    if (events_.capacity() <= made_) events_.reserve(2 * made_ + 8);
+    ++made_;
+  }
+  try {
+    return device.create_event(index);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    --made_;
+    throw;
+  }
 }
 
-void EventPool::give(EventHandle event) {
+void EventPool::give(EventHandle event) noexcept {
   const std::lock_guard lock(mutex_);
   events_.push_back(event);
 }

@@ -34,12 +34,13 @@ class EventPool {
  public:
   // An event of the pool or a new one. Throws Error(kDeviceError).
   [[nodiscard]] EventHandle take(Device& device, int index);
-  void give(EventHandle event);
+  void give(EventHandle event) noexcept;
   void destroy_all(Device& device, int index) noexcept;
 
  private:
-  std::mutex mutex_;  // guards events_; a leaf, no driver call under it
-  std::vector<EventHandle> events_;
+  std::mutex mutex_;                 // guards events_; a leaf, no driver call under it
+  std::vector<EventHandle> events_;  // has room for all that were made
+  std::size_t made_ = 0;
 };
 
 class DeviceHeap {
@@ -131,6 +132,30 @@ class DeviceHeap {
   void begin_work() noexcept { ++works_; }
   void end_work() noexcept;
   [[nodiscard]] bool idle() const noexcept { return works_ == 0; }
+  // One such work, which ends with the object at the latest.
+  class Work {
+   public:
+    explicit Work(DeviceHeap& at) noexcept : at_(at) {}
+    ~Work() {  // without the lock
+      if (!under_way_) return;
+      const std::lock_guard lock(at_.mutex);
+      at_.end_work();
+    }
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+    void begin() noexcept {
+      at_.begin_work();
+      under_way_ = true;
+    }
+    void end() noexcept {
+      under_way_ = false;
+      at_.end_work();
+    }
+
+   private:
+    DeviceHeap& at_;
+    bool under_way_ = false;
+  };
   // How much such work has ended so far. (A thread compares it with its own part of it,
   // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
   [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
@@ -149,21 +174,16 @@ class DeviceHeap {
   std::size_t limit_bytes = 0;     // 0: none
   std::size_t reserved_bytes = 0;  // taken from the driver, and being taken
 
-  // Blocks that wait for events, by stream, oldest first.
-  struct Wait {
-    EventHandle event = nullptr;
-    Block* block = nullptr;
-  };
+  // Blocks that wait for events, by stream, in the order of the events. No queue is empty.
   using StreamKey = std::pair<int, StreamHandle>;
-  std::map<StreamKey, std::deque<Wait>> waits;
-  // Blocks whose event could not be recorded yet (the stream was capturing, or the driver refused).
-  struct Unrecorded {
-    StreamRef stream;
-    Block* block = nullptr;
-    // What the stream had captured at the free; null where the block is not reused in the capture.
-    std::shared_ptr<const CapturePoint> point;
-  };
-  std::vector<Unrecorded> unrecorded;
+  std::map<StreamKey, WaitList> waits;
+  // Those whose event is not recorded: it is being recorded, or could not be yet (the stream was
+  // capturing, or the driver refused).
+  WaitList unrecorded;
+  std::uint64_t last_wait = 0;  // Wait::number of the youngest
+  std::uint64_t last_hand = 0;  // Wait::in_hand of who took one last
+
+  void take_in_hand(Wait& wait) noexcept { wait.in_hand = ++last_hand; }
 
   // ---- without the lock ----
   EventPool events;  // of this device's streams

@@ -25,7 +25,7 @@ void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t wo
     call.emplace(heaps[static_cast<std::size_t>(device_index)]->trace, ContextLevel::kAll);
   }
   auto [at, lock] = lock_heap_at(data);
-  std::vector<StreamRef> streams;
+  PlannedWaits planned;
   {
     if (at == nullptr) throw_double_free(data);
     std::uint64_t now = block->word.load(std::memory_order_acquire);
@@ -42,7 +42,7 @@ void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t wo
     } while (!block->word.compare_exchange_weak(now, freed, std::memory_order_acq_rel));
     const CountersChange change(at->counters);
     at->end_allocated(block);
-    streams = plan_waits(*at, block);
+    planned = plan_waits(*at, block);
     if (block_word::pins(now) != 0) {
       let_go(*at, block);
     } else if (block->waits == 0) {
@@ -50,7 +50,7 @@ void Allocator::Impl::free_slow(const void* data, Block* block, std::uint64_t wo
     }
   }
   lock.unlock();
-  begin_waits(*at, block, streams);
+  begin_waits(*at, planned);
 }
 
 void Allocator::Impl::throw_wrong_free(const void* data) {

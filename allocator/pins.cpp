@@ -55,7 +55,7 @@ void Allocator::Impl::let_go(DeviceHeap& at, Block* block) noexcept {
 // The block was seen in limbo with one pin, the caller's.
 void Allocator::Impl::unpin_last(Block* block) {
   DeviceHeap& at = heap_of(*block);  // constant while the block is pinned
-  std::vector<StreamRef> streams;
+  PlannedWaits planned;
   {
     const std::lock_guard lock(at.mutex);
     std::uint64_t now = block->word.load(std::memory_order_acquire);
@@ -71,10 +71,10 @@ void Allocator::Impl::unpin_last(Block* block) {
     const CountersChange change(at.counters);
     --at.counters.limbo_blocks;
     at.counters.limbo_bytes -= static_cast<std::int64_t>(block->size_bytes);
-    streams = plan_waits(at, block);
+    planned = plan_waits(at, block);
     if (block->waits == 0) at.end_active(block);
   }
-  begin_waits(at, block, streams);
+  begin_waits(at, planned);
   at.trace.tell();
 }
 

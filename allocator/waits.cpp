@@ -8,6 +8,7 @@
 // being captured, or the driver refuses) is tried again at the next miss; until then the block
 // stays out of use.
 #include <algorithm>
+#include <new>
 #include <thread>
 
 #include "allocator/allocator_impl.h"
@@ -24,20 +25,32 @@ bool Allocator::record_stream(const void* data, StreamRef stream) {
   const BlockState state = block->state();
   if (state != BlockState::kAllocated && state != BlockState::kLimbo) return false;
   if (stream == block->segment->stream) return true;
-  if (block->users == nullptr) block->users = std::make_unique<std::vector<StreamRef>>();
-  auto& users = *block->users;
-  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
+  if (block->users != nullptr &&
+      std::any_of(block->users->begin(), block->users->end(),
+                  [&](const Wait& named) { return named.stream == stream; })) {
+    return true;
+  }
+  WaitList made(1);
+  made.front().stream = stream;
+  made.front().block = block;
+  if (block->users == nullptr) block->users = std::make_unique<WaitList>();
+  block->users->splice(block->users->end(), made);
   block->word.fetch_or(block_word::kRecorded, std::memory_order_acq_rel);
   return true;
 }
 
-std::vector<StreamRef> Allocator::Impl::plan_waits(DeviceHeap& at, Block* block) {
+Allocator::Impl::PlannedWaits Allocator::Impl::plan_waits(DeviceHeap& at, Block* block) noexcept {
   if (block->users == nullptr) return {};
-  std::vector<StreamRef> streams = std::move(*block->users);
+  const PlannedWaits planned{block->users->begin(), block->users->size()};
+  for (Wait& wait : *block->users) {
+    wait.number = ++at.last_wait;
+    at.take_in_hand(wait);
+  }
+  block->waits += static_cast<unsigned>(planned.count);
+  at.unrecorded.splice(at.unrecorded.end(), *block->users);
   block->users.reset();
-  block->waits += static_cast<unsigned>(streams.size());
   at.begin_work();  // ends in begin_waits
-  return streams;
+  return planned;
 }
 
 EventHandle Allocator::Impl::try_record(StreamRef stream) noexcept {
@@ -58,129 +71,148 @@ EventHandle Allocator::Impl::try_record(StreamRef stream) noexcept {
   }
 }
 
-void Allocator::Impl::begin_waits(DeviceHeap& at, Block* block,
-                                  const std::vector<StreamRef>& streams) {
-  if (streams.empty()) return;
-  std::vector<EventHandle> events(streams.size(), nullptr);
-  std::vector<std::shared_ptr<const CapturePoint>> points(streams.size());
+void Allocator::Impl::put_down(DeviceHeap& at, WaitList::iterator unrecorded,
+                               EventHandle event) noexcept {
+  unrecorded->in_hand = 0;
+  if (event == nullptr) return;
+  const StreamRef stream = unrecorded->stream;
+  try {
+    WaitList& queue = at.waits[{stream.device, stream.handle}];
+    unrecorded->event = event;
+    queue.splice(queue.end(), at.unrecorded, unrecorded);
+  } catch (const std::bad_alloc&) {  // tried again at the next miss
+    heaps[static_cast<std::size_t>(stream.device)]->events.give(event);
+  }
+}
+
+void Allocator::Impl::begin_waits(DeviceHeap& at, const PlannedWaits& planned) noexcept {
+  if (planned.count == 0) return;
+  WaitList::iterator one = planned.first;
   const bool routed = at.routed();
   const bool by_order = routed && capture_order != nullptr && [&] {
     const std::lock_guard policy_lock(at.mutex);
-    return at.policy.reuse_in_capture && !block->segment->pool->is_default();
+    return at.policy.reuse_in_capture && !one->block->segment->pool->is_default();
   }();
-  for (std::size_t index = 0; index < streams.size(); ++index) {
-    if (!routed) events[index] = try_record(streams[index]);
-    if (by_order) points[index] = capture_order->captured_so_far(streams[index]);
+  for (std::size_t left = planned.count; left > 0; --left) {
+    EventHandle event = routed ? nullptr : try_record(one->stream);
+    std::shared_ptr<const CapturePoint> point;
+    if (by_order) point = capture_order->captured_so_far(one->stream);
+    const std::lock_guard lock(at.mutex);
+    const WaitList::iterator next = std::next(one);
+    one->point = std::move(point);
+    put_down(at, one, event);
+    one = next;
+    if (left == 1) at.end_work();
   }
-  const std::lock_guard lock(at.mutex);
-  for (std::size_t index = 0; index < streams.size(); ++index) {
-    const StreamRef stream = streams[index];
-    if (events[index] == nullptr) {
-      at.unrecorded.push_back({stream, block, std::move(points[index])});
-    } else {
-      at.waits[{stream.device, stream.handle}].push_back({events[index], block});
-    }
-  }
-  at.end_work();
 }
 
+// Each that nobody tries at the moment is tried once. Those that come meanwhile are left: other
+// threads may go on freeing.
 void Allocator::Impl::retry_unrecorded(DeviceHeap& at) {
-  std::vector<DeviceHeap::Unrecorded> tries;
-  {
-    const std::lock_guard lock(at.mutex);
-    if (at.unrecorded.empty()) return;
-    tries.swap(at.unrecorded);
-    at.begin_work();
-  }
-  for (DeviceHeap::Unrecorded& one : tries) {
-    EventHandle event = try_record(one.stream);
-    const std::lock_guard lock(at.mutex);
-    if (event == nullptr) {
-      at.unrecorded.push_back(one);
-    } else {
-      at.waits[{one.stream.device, one.stream.handle}].push_back({event, one.block});
+  std::unique_lock lock(at.mutex);
+  const std::uint64_t youngest = at.last_wait;
+  for (auto one = at.unrecorded.begin(); one != at.unrecorded.end();) {
+    if (one->in_hand != 0 || one->number > youngest) {
+      ++one;
+      continue;
     }
+    at.take_in_hand(*one);
+    at.begin_work();
+    lock.unlock();
+    EventHandle event = try_record(one->stream);
+    lock.lock();
+    const auto next = std::next(one);
+    put_down(at, one, event);
+    at.end_work();
+    one = next;
   }
-  const std::lock_guard lock(at.mutex);
-  at.end_work();
 }
 
 void Allocator::Impl::reuse_in_capture(DeviceHeap& at, const Request& request) {
-  std::vector<DeviceHeap::Unrecorded> looked_at;
+  std::vector<WaitList::iterator> looked_at;
+  std::vector<std::shared_ptr<const CapturePoint>> points;
+  DeviceHeap::Work work(at);
   {
     const std::lock_guard lock(at.mutex);
-    const auto others = std::partition(
-        at.unrecorded.begin(), at.unrecorded.end(), [&](const DeviceHeap::Unrecorded& one) {
-          const Segment& segment = *one.block->segment;
-          return one.point == nullptr || segment.pool.get() != request.pool ||
-                 segment.stream != request.stream;
-        });
-    looked_at.assign(std::make_move_iterator(others), std::make_move_iterator(at.unrecorded.end()));
-    at.unrecorded.erase(others, at.unrecorded.end());
+    for (auto one = at.unrecorded.begin(); one != at.unrecorded.end(); ++one) {
+      const Segment& segment = *one->block->segment;
+      if (one->in_hand != 0 || one->point == nullptr || segment.pool.get() != request.pool ||
+          segment.stream != request.stream) {
+        continue;
+      }
+      looked_at.push_back(one);
+      points.push_back(one->point);
+    }
     if (looked_at.empty()) return;
-    at.begin_work();
+    for (const auto& one : looked_at) at.take_in_hand(*one);
+    work.begin();
   }
-  std::vector<std::shared_ptr<const CapturePoint>> points;
-  for (const DeviceHeap::Unrecorded& one : looked_at) points.push_back(one.point);
-  std::vector<bool> done(points.size(), false);
+  std::vector<bool> done;
   try {
     done = capture_order->come_before(points, request.stream);
   } catch (...) {  // it cannot be told: they wait for the end of the capture
   }
+  WaitList over;  // destroyed behind the lock
   const std::lock_guard lock(at.mutex);
   const CountersChange change(at.counters);
   for (std::size_t index = 0; index < looked_at.size(); ++index) {
-    Block* block = looked_at[index].block;
-    if (!done[index]) {
-      at.unrecorded.push_back(std::move(looked_at[index]));
-    } else if (--block->waits == 0 && block->state() == BlockState::kWaiting) {
-      at.end_active(block);
+    looked_at[index]->in_hand = 0;
+    if (index >= done.size() || !done[index]) continue;
+    over.splice(over.end(), at.unrecorded, looked_at[index]);
+  }
+  for (const Wait& wait : over) {
+    if (--wait.block->waits == 0 && wait.block->state() == BlockState::kWaiting) {
+      at.end_active(wait.block);
     }
   }
-  at.end_work();
+  work.end();
 }
 
-// Looks at one stream's events, oldest first, up to the first that has not happened. The one that
-// is being looked at is out of the queue meanwhile, so that no two threads look at the same.
-void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key) {
+// Looks at one stream's events, in order, up to the first that has not happened; at none of a wait
+// that is younger than `youngest`, for other threads may go on freeing. The one that is being asked
+// is in hand, and stays the first: where another thread has it in hand, that one goes on.
+void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey& key,
+                                     std::uint64_t youngest) {
+  EventPool& pool = heaps[static_cast<std::size_t>(key.first)]->events;
   while (true) {
-    DeviceHeap::Wait oldest;
+    DeviceHeap::Work work(at);
+    EventHandle event = nullptr;
+    WaitList::iterator first;
     {
       const std::lock_guard lock(at.mutex);
       const auto queue = at.waits.find(key);
       if (queue == at.waits.end()) return;
-      if (queue->second.empty()) {
-        at.waits.erase(queue);
-        return;
-      }
-      oldest = queue->second.front();
-      queue->second.pop_front();
-      at.begin_work();
+      first = queue->second.begin();
+      if (first->in_hand != 0 || first->number > youngest) return;
+      at.take_in_hand(*first);
+      event = first->event;
+      work.begin();
     }
-    const auto put_back = [&] {
-      const std::lock_guard lock(at.mutex);
-      at.waits[key].push_front(oldest);
-      at.end_work();
-    };
     bool happened = false;
     try {
-      happened = device.query_event(key.first, oldest.event);
+      happened = device.query_event(key.first, event);
     } catch (...) {
-      put_back();
+      const std::lock_guard lock(at.mutex);
+      first->in_hand = 0;
       throw;
     }
+    WaitList over;  // destroyed behind the lock
+    const std::lock_guard lock(at.mutex);
     if (!happened) {
-      put_back();
+      first->in_hand = 0;
+      work.end();
       return;
     }
-    heaps[static_cast<std::size_t>(key.first)]->events.give(oldest.event);
-    const std::lock_guard lock(at.mutex);
-    --oldest.block->waits;
-    if (oldest.block->waits == 0 && oldest.block->state() == BlockState::kWaiting) {
+    pool.give(event);
+    Block* block = first->block;
+    const auto queue = at.waits.find(key);
+    over.splice(over.end(), queue->second, first);
+    if (queue->second.empty()) at.waits.erase(queue);
+    if (--block->waits == 0 && block->state() == BlockState::kWaiting) {
       const CountersChange change(at.counters);
-      at.end_active(oldest.block);
+      at.end_active(block);
     }
-    at.end_work();
+    work.end();
   }
 }
 
@@ -188,31 +220,40 @@ void Allocator::Impl::complete_events(DeviceHeap& at) {
   if (driver_is_gone.load() || at.routed()) return;
   retry_unrecorded(at);
   std::vector<DeviceHeap::StreamKey> keys;
+  std::uint64_t youngest = 0;
   {
     const std::lock_guard lock(at.mutex);
+    youngest = at.last_wait;
     for (const auto& [key, queue] : at.waits) keys.push_back(key);
   }
-  for (const DeviceHeap::StreamKey& key : keys) complete_queue(at, key);
+  for (const DeviceHeap::StreamKey& key : keys) complete_queue(at, key, youngest);
 }
 
-// Waits until everything that is recorded by now or meanwhile has happened. Blocks that wait for a
-// capture to end are not waited for.
+// Waits until everything that has been freed by now is over; also what other threads are recording
+// or asking. What is freed meanwhile is not waited for, nor are blocks whose event cannot be
+// recorded before a capture ends.
 void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only) {
-  const auto waited_for = [&] {
-    const std::lock_guard lock(at.mutex);
-    if (only == nullptr) return !at.waits.empty();
-    for (const auto& [key, queue] : at.waits) {
-      for (const DeviceHeap::Wait& wait : queue) {
-        if (wait.block->segment->pool.get() == only) return true;
-      }
-    }
-    return false;
-  };
   if (at.routed()) return;
+  std::uint64_t youngest = 0;
   {
     const std::lock_guard lock(at.mutex);
     ++at.counters.num_sync_all_streams;
+    youngest = at.last_wait;
   }
+  const auto counts = [&](const Wait& wait) {
+    return wait.number <= youngest && (only == nullptr || wait.block->segment->pool.get() == only);
+  };
+  std::uint64_t last_hand = 0;  // once each that was in no hand has been tried
+  const auto waited_for = [&] {
+    const std::lock_guard lock(at.mutex);
+    if (last_hand == 0) last_hand = at.last_hand;
+    for (const Wait& wait : at.unrecorded) {
+      if (wait.in_hand != 0 && wait.in_hand <= last_hand && counts(wait)) return true;
+    }
+    return std::any_of(at.waits.begin(), at.waits.end(), [&](const auto& entry) {
+      return std::any_of(entry.second.begin(), entry.second.end(), counts);
+    });
+  };
   std::chrono::microseconds pause(10);
   while (!driver_is_gone.load() && !at.routed()) {
     complete_events(at);

@@ -1,4 +1,8 @@
 // record_stream: events at the free, asked on misses, waited for before memory goes back.
+#include <future>
+#include <thread>
+
+#include "tests/support/eventually.h"
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
@@ -137,6 +141,82 @@ TEST_F(AllocatorWaits, AFailingQueryIsReportedAndLosesNothing) {
   EXPECT_EQ(active(), 4096);
   allocator_.empty_cache();
   EXPECT_EQ(active(), 0);
+}
+
+// Another thread goes on freeing while this one waits.
+class AllocatorWaitsBesideOthers : public AllocatorWaits {
+ protected:
+  [[nodiscard]] std::byte* allocated_and_used_on(StreamRef user) {
+    std::byte* data = allocate(4096);
+    EXPECT_TRUE(allocator_.record_stream(data, user));
+    return data;
+  }
+  // Empties the cache in another thread; comes back when that one waits.
+  [[nodiscard]] std::future<void> begin_to_empty() {
+    auto done = std::async(std::launch::async, [this] { allocator_.empty_cache(); });
+    EXPECT_TRUE(eventually([this] { return allocator_.stats(0).num_sync_all_streams == 1; }));
+    return done;
+  }
+  [[nodiscard]] static bool ends(const std::future<void>& done, milliseconds within) {
+    return done.wait_for(within) == std::future_status::ready;
+  }
+};
+
+TEST_F(AllocatorWaitsBesideOthers, WhatIsFreedMeanwhileIsNotWaitedFor) {
+  const StreamRef later_user = stream();
+  std::byte* later = allocated_and_used_on(later_user);
+  const SimHold hold = sim_->hold_stream(user_);
+  const SimHold later_hold = sim_->hold_stream(later_user);
+  allocator_.free(allocated_and_used_on(user_));
+  std::future<void> done = begin_to_empty();
+  allocator_.free(later);
+  sim_->release_hold(hold);
+  EXPECT_TRUE(ends(done, milliseconds(20'000)));
+  EXPECT_EQ(active(), 4096);
+  sim_->release_hold(later_hold);
+}
+
+TEST_F(AllocatorWaitsBesideOthers, AnEventThatAnotherThreadAsksIsWaitedFor) {
+  std::byte* data = allocated_and_used_on(user_);
+  allocator_.free(data);
+  sim_->wait_until_idle();
+  sim_->faults().add("query_event:1=hang");
+  std::byte* other = nullptr;
+  std::thread asking([&] { other = allocate(4096); });
+  EXPECT_TRUE(sim_->faults().wait_for_hanging(1, milliseconds(20'000)));
+  std::future<void> done = begin_to_empty();
+  EXPECT_FALSE(ends(done, milliseconds(100)));
+  sim_->faults().release_hangs();
+  asking.join();
+  done.get();
+  EXPECT_EQ(active(), 4096);
+  allocator_.free(other);
+}
+
+TEST_F(AllocatorWaitsBesideOthers, AnEventThatAnotherThreadRecordsIsWaitedFor) {
+  for (const bool in_free : {false, true}) {
+    std::byte* data = allocated_and_used_on(user_);
+    std::byte* other = nullptr;
+    if (!in_free) {
+      sim_->faults().add("record_event:1=fail");
+      allocator_.free(data);
+    }
+    sim_->faults().add("record_event:1=hang");
+    std::thread recording([&] {
+      if (in_free) return allocator_.free(data);
+      other = allocate(4096);
+    });
+    EXPECT_TRUE(sim_->faults().wait_for_hanging(1, milliseconds(20'000)));
+    allocator_.reset_peak_stats(0);
+    allocator_.reset_accumulated_stats(0);
+    std::future<void> done = begin_to_empty();
+    EXPECT_FALSE(ends(done, milliseconds(100))) << in_free;
+    sim_->faults().release_hangs();
+    recording.join();
+    done.get();
+    if (other != nullptr) allocator_.free(other);
+    EXPECT_EQ(active(), 0);
+  }
 }
 
 TEST_F(AllocatorWaits, WithTheDriverGoneFreesAreStillAccepted) {
