@@ -160,6 +160,7 @@ class DeviceHeap {
   // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
   [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
   std::condition_variable work_done;
+  std::condition_variable filters_asked;  // some Pool::asked is lower
 
   // ---- data, guarded by the heap lock ----
   std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id

@@ -21,6 +21,41 @@ void require_private(PoolId id) {
               "Use the id of a private pool.");
 }
 
+// The routes that stand at its beginning, whose filters this thread may ask until its end.
+class AskedRoutes {
+ public:
+  explicit AskedRoutes(DeviceHeap& at) : at_(at) {
+    const std::lock_guard lock(at_.mutex);
+    routes_ = at_.routes;
+    pools_.reserve(routes_->size());
+    for (const Route& route : *routes_) pools_.push_back(route.pool);
+    for (const auto& pool : pools_) ++pool->asked;
+  }
+  ~AskedRoutes() {
+    routes_.reset();  // this thread's part of the filters, too, is over when their route is
+    {
+      const std::lock_guard lock(at_.mutex);
+      for (const auto& pool : pools_) --pool->asked;
+    }
+    at_.filters_asked.notify_all();
+  }
+  AskedRoutes(const AskedRoutes&) = delete;
+  AskedRoutes& operator=(const AskedRoutes&) = delete;
+
+  [[nodiscard]] const Routes& routes() const noexcept { return *routes_; }
+
+ private:
+  DeviceHeap& at_;
+  std::shared_ptr<const Routes> routes_;
+  std::vector<std::shared_ptr<Pool>> pools_;
+};
+
+bool still_stands(DeviceHeap& at, const Route& route) {
+  const std::lock_guard lock(at.mutex);
+  return std::any_of(at.routes->begin(), at.routes->end(),
+                     [&](const Route& standing) { return standing.pool == route.pool; });
+}
+
 }  // namespace
 
 // ---- the heap's part ------------------------------------------------------------------------
@@ -62,13 +97,9 @@ Block* DeviceHeap::find_fit_in_need(StreamHandle stream, std::size_t size_bytes)
 
 std::shared_ptr<Pool> Allocator::Impl::routed_pool(DeviceHeap& at, StreamRef stream) {
   if (!at.routed()) return nullptr;
-  std::shared_ptr<const Routes> routes;
-  {
-    const std::lock_guard lock(at.mutex);
-    routes = at.routes;
-  }
-  for (auto route = routes->rbegin(); route != routes->rend(); ++route) {
-    if (route->filter(stream.handle)) return route->pool;
+  const AskedRoutes asked(at);
+  for (auto route = asked.routes().rbegin(); route != asked.routes().rend(); ++route) {
+    if (route->filter(stream.handle) && still_stands(at, *route)) return route->pool;
   }
   return nullptr;
 }
@@ -124,6 +155,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
   DeviceHeap& at = impl_->heap(device);
   std::shared_ptr<const Routes> old;  // destroyed behind the lock: filters may call out
   std::vector<std::shared_ptr<Pool>> shrinking;
+  std::shared_ptr<Pool> ended_into;
   {
     const std::lock_guard lock(at.mutex);
     old = at.routes;
@@ -134,6 +166,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
       throw Error(ErrorCode::kBadArgument, "No allocations go to the " + name_of(device, id) + ".",
                   "Begin that first.");
     }
+    ended_into = ended->pool;
     routes->erase(ended);
     for (const auto& [pool_id, pool] : at.pools) {
       if (routes->empty() && std::exchange(pool->wants_return, false)) shrinking.push_back(pool);
@@ -141,6 +174,10 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
     at.set_routes(std::move(routes));
   }
   Impl::allow_caches(at);
+  {
+    std::unique_lock lock(at.mutex);
+    at.filters_asked.wait(lock, [&] { return ended_into->asked == 0; });
+  }
   for (const auto& pool : shrinking) impl_->shrink(at, *pool);
 }
 

@@ -41,6 +41,7 @@ struct Pool : std::enable_shared_from_this<Pool> {
   bool use_on_oom = false;    // serves requests of the default pool before memory is given back
   bool no_split = false;      // every block is a segment
   bool wants_return = false;  // empty_cache came while nothing could be returned
+  int asked = 0;              // threads that may be inside the filter of the route into it
 
   [[nodiscard]] bool is_default() const noexcept { return id.is_default(); }
   // Whether its unused segments may go back to their provider.
@@ -53,7 +54,8 @@ struct Pool : std::enable_shared_from_this<Pool> {
 
 // While it stands, allocations on the streams that `filter` accepts are served from `pool`. The
 // filter is asked in the allocating thread, with no lock held: it may look at the thread, or ask
-// the driver what the stream captures.
+// the driver what the stream captures. The end of the route waits for threads that ask it, so what the
+// filter refers to may go afterwards; the filter must not end its own route, nor wait for who does.
 struct Route {
   std::shared_ptr<Pool> pool;
   std::function<bool(StreamHandle)> filter;

@@ -1,8 +1,11 @@
 // Private pools: what is allocated into them, what stays with them, and when their memory goes.
 #include <algorithm>
+#include <atomic>
+#include <future>
 #include <set>
 #include <thread>
 
+#include "tests/support/eventually.h"
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
@@ -208,6 +211,35 @@ TEST_F(Pools, AFilterThatThrowsLosesNothing) {
   allocator_.check_invariants();
   end_and_release(kPool);
   allocator_.free(allocate(4096));
+}
+
+// What a filter refers to is its maker's, who may destroy it behind the end.
+TEST_F(Pools, TheEndWaitsForWhoAsksTheFilter) {
+  std::atomic<bool> asked{false};
+  std::atomic<bool> go_on{false};
+  std::atomic<bool> over{false};
+  std::atomic<bool> asked_behind_the_end{false};
+  allocator_.begin_allocate_to_pool(0, kPool, [&](StreamHandle) {
+    asked = true;
+    EXPECT_TRUE(eventually([&] { return go_on.load(); }));
+    asked_behind_the_end = over.load();
+    return true;
+  });
+  std::byte* data = nullptr;
+  std::thread asking([&] { data = allocate(4096); });
+  EXPECT_TRUE(eventually([&] { return asked.load(); }));
+  auto ended = std::async(std::launch::async, [&] {
+    allocator_.end_allocate_to_pool(0, kPool);
+    over = true;
+  });
+  EXPECT_EQ(ended.wait_for(milliseconds(100)), std::future_status::timeout);
+  go_on = true;
+  asking.join();
+  ended.get();
+  EXPECT_FALSE(asked_behind_the_end);
+  EXPECT_EQ(pool_of(data), PoolId{});  // the route had ended before the answer came
+  allocator_.free(data);
+  allocator_.release_pool(0, kPool);
 }
 
 TEST_F(Pools, EveryBlockIsASegmentWhereNothingIsSplit) {
