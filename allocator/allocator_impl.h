@@ -125,7 +125,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // the policy lets a capture reuse them.
   void reuse_in_capture(DeviceHeap& at, const Request& request);
   // Only those of the pool's blocks where `only` names one. Waits for nothing while a route stands.
-  void wait_for_events(DeviceHeap& at, const Pool* only = nullptr);
+  enum class Sync : std::uint8_t { kCounted, kUncounted };  // in num_sync_all_streams
+  void wait_for_events(DeviceHeap& at, const Pool* only = nullptr, Sync sync = Sync::kCounted);
 
   // ---- pieces.cpp ----
   std::size_t return_pieces(DeviceHeap& at, const Pool* only = nullptr);

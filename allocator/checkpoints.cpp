@@ -114,11 +114,21 @@ std::shared_ptr<const Checkpoint> Allocator::take_checkpoint(int device, PoolId 
 
 CheckpointDelta Allocator::restore_checkpoint(const Checkpoint& checkpoint) {
   DeviceHeap& at = impl_->heap(checkpoint.device);
-  impl_->complete_events(at);
   const TraceCall call(at.trace, ContextLevel::kState);
   CheckpointDelta delta;
+  std::shared_ptr<Pool> pool;
+  {
+    const std::lock_guard lock(at.mutex);
+    pool = Impl::pool_for_checkpoint(at, checkpoint.pool);
+  }
+  // Events of what was freed in a capture are recorded only now.
+  impl_->wait_for_events(at, pool.get(), Impl::Sync::kUncounted);
   const std::lock_guard lock(at.mutex);
-  const std::shared_ptr<Pool> pool = Impl::pool_for_checkpoint(at, checkpoint.pool);
+  if (Impl::pool_for_checkpoint(at, checkpoint.pool) != pool) {
+    refuse_checkpoint("Keep a use of it for as long as its checkpoints are needed.", "The pool (",
+                      pool->id.first, ", ", pool->id.second, ") on device ", at.device,
+                      " was released meanwhile.");
+  }
   for (const Checkpoint::SegmentLayout& layout : checkpoint.segments) {
     const auto found = at.segments.find(layout.piece_id);
     if (found != at.segments.end() && found->second->pool == pool) continue;

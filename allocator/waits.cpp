@@ -232,12 +232,12 @@ void Allocator::Impl::complete_events(DeviceHeap& at) {
 // Waits until everything that has been freed by now is over; also what other threads are recording
 // or asking. What is freed meanwhile is not waited for, nor are blocks whose event cannot be
 // recorded before a capture ends.
-void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only) {
+void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only, Sync sync) {
   if (at.routed()) return;
   std::uint64_t youngest = 0;
   {
     const std::lock_guard lock(at.mutex);
-    ++at.counters.num_sync_all_streams;
+    if (sync == Sync::kCounted) ++at.counters.num_sync_all_streams;
     youngest = at.last_wait;
   }
   const auto counts = [&](const Wait& wait) {

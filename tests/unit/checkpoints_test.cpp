@@ -214,16 +214,35 @@ TEST_F(Checkpoints, BlocksThatOtherStreamsUseAreNotTaken) {
   PoolLook before = look();
   EXPECT_ERROR(static_cast<void>(allocator_.restore_checkpoint(*taken)), kBadArgument);
   EXPECT_EQ(look(), before);  // nothing has changed
+  allocator_.check_invariants();
+  // While somebody may be capturing, nothing is waited for.
   const SimHold hold = sim_->hold_stream(user);
   allocator_.free(blocks[1]);
+  allocator_.begin_allocate_to_pool(0, kOtherTree, [](StreamHandle) { return false; });
   before = look();
   EXPECT_ERROR(static_cast<void>(allocator_.restore_checkpoint(*taken)), kBadArgument);
   EXPECT_EQ(look(), before);
   allocator_.check_invariants();
+  allocator_.end_allocate_to_pool(0, kOtherTree);
   sim_->release_hold(hold);
-  sim_->wait_until_idle();
   EXPECT_EQ(allocator_.restore_checkpoint(*taken).freed, std::vector<void*>{blocks[0]});
   EXPECT_EQ(active(), 0);
+}
+
+// What was freed in a capture has its events recorded only behind it: their work is waited for.
+TEST_F(Checkpoints, GoingBackWaitsForFreedBlocksThatOtherStreamsUse) {
+  const StreamRef user = stream();
+  const auto taken = allocator_.take_checkpoint(0, kTreePool);
+  allocator_.begin_allocate_to_pool(0, kTreePool, [](StreamHandle) { return true; });
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, user));
+  allocator_.free(data);
+  allocator_.end_allocate_to_pool(0, kTreePool);
+  allocator_.release_pool(0, kTreePool);
+  sim_->enqueue_kernel(user, milliseconds(50), nullptr, 0, 0);
+  EXPECT_TRUE(allocator_.restore_checkpoint(*taken).freed.empty());
+  EXPECT_EQ(active(), 0);
+  EXPECT_EQ(allocator_.stats(0).num_sync_all_streams, 0);
 }
 
 // What waits at the checkpoint is free memory by the time of going back.
