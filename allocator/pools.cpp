@@ -178,7 +178,14 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
     std::unique_lock lock(at.mutex);
     at.filters_asked.wait(lock, [&] { return ended_into->asked == 0; });
   }
-  for (const auto& pool : shrinking) impl_->shrink(at, *pool);
+  for (const auto& pool : shrinking) {
+    try {
+      impl_->shrink(at, *pool);
+    } catch (...) {  // no fault of this route's end: the next one, or empty_cache, tries again
+      const std::lock_guard lock(at.mutex);
+      if (pool->uses == 0) pool->wants_return = true;
+    }
+  }
 }
 
 // ---- pools ----------------------------------------------------------------------------------

@@ -88,6 +88,24 @@ TEST_F(PoolsInCapture, NothingGoesBackToTheDriver) {
   EXPECT_TRUE(allocator_.snapshot(0, {0, 2}).empty());
 }
 
+// The route's end has done its part: a capture's caller would take the graph for lost.
+TEST_F(PoolsInCapture, APutOffReturnThatFailsIsTriedAgain) {
+  constexpr PoolId kGone{0, 2};
+  allocator_.begin_allocate_to_pool(0, kGone, [](StreamHandle) { return true; });
+  allocator_.free(allocate(40 * kMiB));
+  allocator_.end_allocate_to_pool(0, kGone);
+  begin();
+  allocator_.release_pool(0, kGone);
+  allocator_.empty_cache(0, kGone);
+  sim_->faults().add("free:1=fail");
+  end();
+  allocator_.check_invariants();
+  EXPECT_EQ(allocator_.snapshot(0, kGone).size(), 1U);
+  begin();
+  end();
+  EXPECT_TRUE(allocator_.snapshot(0, kGone).empty());
+}
+
 TEST_F(PoolsInCapture, OtherThreadsAllocateInEveryMode) {
   for (const SimCaptureMode mode :
        {SimCaptureMode::kGlobal, SimCaptureMode::kThreadLocal, SimCaptureMode::kRelaxed}) {
