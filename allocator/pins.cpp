@@ -16,12 +16,19 @@ namespace {
 // Its content is a graph's or a pool's to change, and its pieces may be anything.
 [[noreturn]] void throw_private(const void* data, const Block& block) {
   const PoolId id = block.segment->pool->id;
-  throw Error(
-      ErrorCode::kNotLendable,
-      address_text(data) + " lies in a block of the private pool (" + std::to_string(id.first) +
-          ", " + std::to_string(id.second) + ").",
+  std::string advice =
       "Memory of CUDA graphs and of torch.cuda.MemPool cannot be lent: copy it with clone(), "
-      "outside of the pool, and lend the copy.");
+      "outside of the pool, and lend the copy.";
+  if (block.segment->pool->use_on_oom) {
+    advice +=
+        " This pool also serves allocations from outside of it while memory is short "
+        "(use_on_oom): where the block, or its copy, came from that, free other memory first, or "
+        "make the pool without use_on_oom.";
+  }
+  throw Error(ErrorCode::kNotLendable,
+              address_text(data) + " lies in a block of the private pool (" +
+                  std::to_string(id.first) + ", " + std::to_string(id.second) + ").",
+              advice);
 }
 
 }  // namespace

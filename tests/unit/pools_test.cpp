@@ -361,6 +361,13 @@ TEST_F(PoolsInNeed, ServeTheDefaultPoolOnlyWhereTheyMay) {
   allocator_.free(second);
   std::byte* served = allocate(30 * kMiB);
   EXPECT_EQ(served, second);
+  try {
+    static_cast<void>(allocator_.pin(served));
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotLendable);
+    EXPECT_NE(std::string(error.what()).find("use_on_oom"), std::string::npos) << error.what();
+  }
   static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kPool, 60 * kMiB)); }));
   allocator_.end_allocate_to_pool(0, kPool);
   allocator_.release_pool(0, kPool);
