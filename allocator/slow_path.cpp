@@ -155,8 +155,10 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   if (void* data = search(request)) return data;
   run_callbacks();
   if (void* data = search(request)) return data;
-  reclaim_caches(at);
-  if (void* data = search(request)) return data;
+  if (request.pool == nullptr) {  // caches hold nothing of other pools
+    reclaim_caches(at);
+    if (void* data = search(request)) return data;
+  }
   collect_garbage(at, request);
   if (void* data = grow(at, request, segment_size(request.size_bytes))) return data;
   if (void* data = take_in_need(at, request)) return data;
@@ -203,7 +205,7 @@ void* Allocator::Impl::make_room_once(DeviceHeap& at, const Request& request) {
 
 // What is left beside a capture: what other threads have freed meanwhile, and what the lender finds.
 void* Allocator::Impl::make_room_in_capture(DeviceHeap& at, const Request& request) {
-  reclaim_caches(at);
+  if (request.pool == nullptr) reclaim_caches(at);
   if (void* data = search(request)) return data;
   if (void* data = take_in_need(at, request)) return data;
   if (void* data = grow(at, request, sizes::least_segment_size(request.size_bytes))) return data;

@@ -98,6 +98,28 @@ TEST_F(Pools, BlocksOfOnePoolAreNeverGivenToAnother) {
   allocator_.release_pool(0, kPool);
 }
 
+TEST_F(Pools, AMissOfOneLeavesTheCachesAlone) {
+  const StreamRef accepted = stream();
+  allocator_.free(allocate(4096));  // this thread has a cache from now on
+  std::byte* plain = allocate(4096);
+  allocator_.begin_allocate_to_pool(0, kPool,
+                                    [&](StreamHandle handle) { return handle == accepted.handle; });
+  allocator_.free(plain);  // cached by this thread, and so not merged
+  const auto blocks_of = [&](PoolId pool) {
+    std::size_t blocks = 0;
+    for (const SegmentView& segment : allocator_.snapshot()) {
+      if (segment.pool == pool) blocks += segment.blocks.size();
+    }
+    return blocks;
+  };
+  EXPECT_EQ(blocks_of(PoolId{}), 2U);
+  std::byte* inside = allocate(4096, accepted);
+  EXPECT_EQ(blocks_of(kPool), 2U);
+  EXPECT_EQ(blocks_of(PoolId{}), 2U);
+  end_and_release(kPool);
+  allocator_.free(inside);
+}
+
 TEST_F(Pools, FreesMergeInsideThePool) {
   allocator_.retain_pool(0, kPool);
   std::vector<std::byte*> parts;
