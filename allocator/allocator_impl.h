@@ -62,6 +62,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
   void announce_piece(DeviceHeap& at, const Request& request, const Pool& pool, void* base,
                       std::size_t size_bytes);
+  void drop_piece(DeviceHeap& at, const Request& request, const Pool& pool, void* base,
+                  std::size_t size_bytes) noexcept;
   [[nodiscard]] void* grow(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* make_room_once(DeviceHeap& at, const Request& request);

@@ -237,18 +237,22 @@ Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std
   block->base.store(segment.base, std::memory_order_relaxed);
   block->size_bytes = size_bytes;
   segment.first = block;
-  const auto entered = segments.emplace(segment.piece.id, std::move(made)).first;
+  auto entered = segments.end();
+  bool addressed = false;
   try {
+    entered = segments.emplace(segment.piece.id, std::move(made)).first;
     page_table_.add_segment(base, size_bytes, is_large, device);
+    addressed = true;
+    block->free_since = searches;
+    insert_free(block);
   } catch (...) {
+    if (addressed) page_table_.remove_segment(base, size_bytes);
     drop_node(block);
-    segments.erase(entered);
+    if (entered != segments.end()) segments.erase(entered);
     throw;
   }
   block->set_state(BlockState::kFree);
-  block->free_since = searches;
   page_table_.set(base, block);
-  insert_free(block);
   ++pool.segments;
   counters.add(kSegments, is_large, 1);
   counters.add(kReserved, is_large, size_bytes);

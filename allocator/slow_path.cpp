@@ -99,42 +99,60 @@ void Allocator::Impl::announce_piece(DeviceHeap& at, const Request& request, con
   }
 }
 
+// What could not be entered goes back to its maker, as if it had never been.
+void Allocator::Impl::drop_piece(DeviceHeap& at, const Request& request, const Pool& pool,
+                                 void* base, std::size_t size_bytes) noexcept {
+  try {
+    tell_of_piece(at, TraceAction::kSegmentFree, base, size_bytes, request.stream, pool.id);
+  } catch (...) {  // the first error is the one to report
+  }
+  try {
+    maker_of(pool).return_piece(at.device, base, size_bytes);
+  } catch (...) {
+  }
+}
+
 // A new segment of size_bytes; null if the driver or the limit has no room.
 void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t size_bytes) {
   Pool& pool = pool_of(at, request);
   Provider& maker = maker_of(pool);
+  DeviceHeap::Work work(at);
   {
     const std::lock_guard lock(at.mutex);
     if (at.limit_bytes != 0 && at.reserved_bytes + size_bytes > at.limit_bytes) return nullptr;
     at.reserved_bytes += size_bytes;
-    at.begin_work();
+    work.begin();
   }
-  void* base = nullptr;
+  void* announced = nullptr;
+  bool entered = false;
   try {
     if (driver_is_gone.load()) {
       throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
     }
     used.store(true, std::memory_order_relaxed);
-    base = maker.make_piece(at.device, size_bytes);
+    void* base = maker.make_piece(at.device, size_bytes);
     if (base != nullptr) {
       announce_piece(at, request, pool, base, size_bytes);
+      announced = base;
       const std::lock_guard lock(at.mutex);
       const CountersChange change(at.counters);
       const Segment& segment = at.add_segment(pool, maker, base, size_bytes, request.stream,
                                               sizes::is_large(request.size_bytes));
-      at.end_work();
+      entered = true;
+      work.end();
       // Under the same lock, so that no other thread takes it away.
       return at.hand_out(segment.first, request.size_bytes, request.requested_bytes);
     }
   } catch (...) {
+    if (entered) throw;
+    if (announced != nullptr) drop_piece(at, request, pool, announced, size_bytes);
     const std::lock_guard lock(at.mutex);
     at.reserved_bytes -= size_bytes;
-    at.end_work();
     throw;
   }
   const std::lock_guard lock(at.mutex);
   at.reserved_bytes -= size_bytes;
-  at.end_work();
+  work.end();
   return nullptr;
 }
 
