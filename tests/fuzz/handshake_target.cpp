@@ -179,7 +179,7 @@ void use(Handshake&& hands) {
   require(slot.has_value(), "a new row has a free slot");
   link.row().view().claim(sizes.claims - 1)->store(0);
   link.row().view().mapped(sizes.pieces - 1)->store(0);
-  link.wait({0, nullptr}, {0, sizes.timelines - 1, 0});
+  link.wait({0, nullptr}, {.point = {0, sizes.timelines - 1, 0}});
 }
 
 LIMBO_FUZZ_TARGET(handshake) {
