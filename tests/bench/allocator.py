@@ -218,10 +218,10 @@ class Runner:
             command += ["--library", str(program.parent / "liblimbo_allocator_bench.so")]
         output, error = run(command, environment(backend, self.device, self.folder))
         lines = [line for line in output.splitlines() if line.startswith(RESULT)]
+        measured = json.loads(lines[-1][len(RESULT) :]) if lines else {}
         if error or not lines:
-            self.fail(backend, ", ".join(STEPS), error or "it printed no result")
-            return
-        measured = json.loads(lines[-1][len(RESULT) :])
+            lacking = [name for name in STEPS if name not in measured]
+            self.fail(backend, ", ".join(lacking), error or "it printed no result")
         for name, (what, unit) in STEPS.items():
             row = self.table.row(name, what, unit)
             if name in measured:  # the best of the rounds

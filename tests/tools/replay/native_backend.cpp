@@ -3,6 +3,7 @@
 #include "tests/tools/replay/backend.h"
 
 #ifdef LIMBO_REPLAY_WITH_TORCH
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -24,7 +25,8 @@ class NativeBackend final : public Backend {
   NativeBackend() {
     const int count = c10::cuda::device_count();
     if (count == 0) throw std::runtime_error("There is no CUDA device for --backend native.");
-    native::init(count);
+    // Not the allocator alone: c10 asks torch_cuda which devices have a context.
+    at::globalContext().lazyInitDevice(at::kCUDA);
     begin_thread();
   }
 

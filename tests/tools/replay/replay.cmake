@@ -3,7 +3,7 @@
 if(TARGET limbo_torch)
   # --backend native; the replayed allocator itself has no use for torch.
   target_compile_definitions(limbo_replay PRIVATE LIMBO_REPLAY_WITH_TORCH=1)
-  target_link_libraries(limbo_replay PRIVATE limbo_dep::c10_cuda)
+  target_link_libraries(limbo_replay PRIVATE limbo_dep::torch_cuda)
 endif()
 
 set(limbo_traces ${PROJECT_SOURCE_DIR}/tests/data/traces)
