@@ -7,15 +7,13 @@
 #include <atomic>
 #include <memory>
 
-#include "allocator/sizes.h"
 #include "allocator/thread_cache.h"
+#include "tests/support/sizes.h"
 #include "tests/support/steps.h"
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
 namespace {
-
-using sizes::kMiB;
 
 class Hits : public AllocatorTest {
  protected:

@@ -8,8 +8,6 @@
 namespace limbo::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 class AllocatorPolicyTest : public AllocatorTest {
  protected:
   // Two neighbours of 6 MiB at the start of a segment, and a free segment that no cache holds.
