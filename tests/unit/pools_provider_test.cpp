@@ -1,5 +1,8 @@
 // Pools with memory from somebody else's allocator.
 #include "allocator/provider_foreign.h"
+
+#include <deque>
+
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
@@ -47,6 +50,11 @@ class Foreign {
 
 class PoolsWithProvider : public AllocatorTest {
  protected:
+  // Lives until the test's clean-up has given back what came from it.
+  [[nodiscard]] Foreign& foreign_allocator(std::size_t shift_bytes) {
+    return foreign_.emplace_back(*sim_, shift_bytes);
+  }
+
   [[nodiscard]] std::byte* allocate_in(PoolId pool, std::size_t size_bytes) {
     allocator_.begin_allocate_to_pool(0, pool, [](StreamHandle) { return true; });
     std::byte* data = nullptr;
@@ -61,10 +69,13 @@ class PoolsWithProvider : public AllocatorTest {
     allocator_.release_pool(0, pool);
     return data;
   }
+
+ private:
+  std::deque<Foreign> foreign_;
 };
 
 TEST_F(PoolsWithProvider, SegmentsComeFromItAndGoBackToIt) {
-  Foreign foreign(*sim_, 0);
+  Foreign& foreign = foreign_allocator(0);
   allocator_.retain_pool(0, kForeignPool, foreign.provider());
   EXPECT_EQ(foreign.takes, 0);
   std::byte* first = allocate_in(kForeignPool, kMiB);
@@ -84,7 +95,7 @@ TEST_F(PoolsWithProvider, SegmentsComeFromItAndGoBackToIt) {
 }
 
 TEST_F(PoolsWithProvider, ItLivesUntilItsLastSegmentIsBack) {
-  Foreign foreign(*sim_, 0);
+  Foreign& foreign = foreign_allocator(0);
   allocator_.retain_pool(0, kForeignPool, foreign.provider());
   std::byte* data = allocate_in(kForeignPool, 4 * kMiB);
   allocator_.release_pool(0, kForeignPool);
@@ -98,7 +109,7 @@ TEST_F(PoolsWithProvider, ItLivesUntilItsLastSegmentIsBack) {
 }
 
 TEST_F(PoolsWithProvider, WithoutASegmentItGoesAtTheRelease) {
-  Foreign foreign(*sim_, 0);
+  Foreign& foreign = foreign_allocator(0);
   allocator_.retain_pool(0, kForeignPool, foreign.provider());
   EXPECT_TRUE(foreign.alive());
   allocator_.release_pool(0, kForeignPool);
@@ -106,7 +117,7 @@ TEST_F(PoolsWithProvider, WithoutASegmentItGoesAtTheRelease) {
 }
 
 TEST_F(PoolsWithProvider, MemoryNeedNotBeAligned) {
-  Foreign foreign(*sim_, 4096);
+  Foreign& foreign = foreign_allocator(4096);
   allocator_.retain_pool(0, kForeignPool, foreign.provider());
   std::byte* first = allocate_in(kForeignPool, 3 * kMiB);
   EXPECT_EQ(foreign.takes, 2);  // the first one went back
@@ -130,7 +141,7 @@ TEST_F(PoolsWithProvider, MemoryNeedNotBeAligned) {
 }
 
 TEST_F(PoolsWithProvider, WhereItIsFullThePoolIs) {
-  Foreign foreign(*sim_, 0);
+  Foreign& foreign = foreign_allocator(0);
   allocator_.retain_pool(0, kForeignPool, foreign.provider());
   foreign.full = true;
   static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kForeignPool, kMiB)); }));
@@ -142,7 +153,7 @@ TEST_F(PoolsWithProvider, WhereItIsFullThePoolIs) {
 
 TEST_F(PoolsWithProvider, WhatItDoesNotTakeBackStaysUsable) {
   for (const std::size_t shift_bytes : {std::size_t{0}, std::size_t{512}}) {
-    Foreign foreign(*sim_, shift_bytes);
+    Foreign& foreign = foreign_allocator(shift_bytes);
     allocator_.retain_pool(0, kForeignPool, foreign.provider());
     std::byte* data = allocate_in(kForeignPool, 4 * kMiB);
     allocator_.free(data);
@@ -160,8 +171,8 @@ TEST_F(PoolsWithProvider, WhatItDoesNotTakeBackStaysUsable) {
 }
 
 TEST_F(PoolsWithProvider, ASecondOneForThePoolIsRefused) {
-  Foreign foreign(*sim_, 0);
-  Foreign other(*sim_, 0);
+  Foreign& foreign = foreign_allocator(0);
+  Foreign& other = foreign_allocator(0);
   allocator_.retain_pool(0, kForeignPool, foreign.provider());
   EXPECT_ERROR(allocator_.retain_pool(0, kForeignPool, other.provider()), kBadArgument);
   EXPECT_FALSE(other.alive());
