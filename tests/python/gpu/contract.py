@@ -311,6 +311,14 @@ def warm_up(work: Callable[..., Any], *inputs: Any) -> torch.cuda.Stream:
     return stream
 
 
+def chain(start: torch.Tensor, steps: int = 8) -> torch.Tensor:
+    """Temporaries that are freed while it goes on; start + steps comes out."""
+    value = start.clone()
+    for _ in range(steps):
+        value = value + 1
+    return value
+
+
 def captured(
     work: Callable[..., Any], *inputs: Any, pool: Any = None, **options: Any
 ) -> tuple[torch.cuda.CUDAGraph, Any]:

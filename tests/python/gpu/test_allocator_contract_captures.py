@@ -12,6 +12,7 @@ from contract import (
     blocks,
     busy,
     captured,
+    chain,
     check_statistics,
     empty,
     full,
@@ -23,14 +24,6 @@ from contract import (
 )
 
 pytestmark = pytest.mark.usefixtures("allocator")
-
-
-def chain(start: torch.Tensor, steps: int = 8) -> torch.Tensor:
-    """Temporaries that are freed while it goes on; start + steps comes out."""
-    value = start.clone()
-    for _ in range(steps):
-        value = value + 1
-    return value
 
 
 def test_side_streams_of_a_capture() -> None:

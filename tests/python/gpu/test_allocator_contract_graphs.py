@@ -12,6 +12,7 @@ from contract import (
     MIB,
     busy,
     captured,
+    chain,
     check_statistics,
     lies_in,
     memory_use,
@@ -24,14 +25,6 @@ from contract import (
 from torch.amp.grad_scaler import GradScaler
 
 pytestmark = pytest.mark.usefixtures("allocator")
-
-
-def chain(start: torch.Tensor, steps: int = 8) -> torch.Tensor:
-    """Temporaries that are freed while it goes on; start + steps comes out."""
-    value = start.clone()
-    for _ in range(steps):
-        value = value + 1
-    return value
 
 
 def test_a_simple_capture() -> None:
