@@ -1,8 +1,6 @@
 #include "hooks/capi.h"
 
 #include <chrono>
-#include <cinttypes>
-#include <cstdio>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -55,12 +53,6 @@ const char* text_of(std::string& kept, Make&& make) noexcept {
     remember_failure();
     return nullptr;
   }
-}
-
-std::string hexadecimal(const limbo::Incarnation& incarnation) {
-  char text[33];
-  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, incarnation.high, incarnation.low);
-  return text;
 }
 
 }  // namespace
@@ -145,12 +137,13 @@ const char* limbo_device_name(void) {
 
 const char* limbo_incarnation(void) {
   static thread_local std::string kept;
-  return text_of(kept, [] { return hexadecimal(limbo::sharing_in_use().incarnation()); });
+  return text_of(kept,
+                 [] { return limbo::incarnation_text(limbo::sharing_in_use().incarnation()); });
 }
 
 const char* limbo_holders_json(void) {
   static thread_local std::string kept;
-  return text_of(kept, limbo::holders_json);
+  return text_of(kept, [] { return limbo::holders_json(); });
 }
 
 const char* limbo_stats_json(void) {

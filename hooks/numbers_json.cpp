@@ -1,5 +1,10 @@
 #include "hooks/numbers_json.h"
 
+#include <cinttypes>
+#include <cstdio>
+#include <string_view>
+#include <vector>
+
 #include "allocator/options.h"
 #include "hooks/json.h"
 #include "hooks/process.h"
@@ -46,30 +51,68 @@ void write_device(JsonWriter& json, int device, const DeviceStats& stats) {
   json.end_object();
 }
 
-}  // namespace
+void write_holder(JsonWriter& json, const Holder& holder) {
+  json.begin_object();
+  json.field("pid", holder.pid);
+  json.field("incarnation", std::string_view(holder.incarnation));
+  json.field("state", std::string_view(holder.state == Holder::State::kConnected ? "connected"
+                                                                                 : "quarantine"));
+  json.field("why", std::string_view(holder.why));
+  json.field("claims", holder.claims);
+  json.field("bytes", holder.bytes);
+  json.field("mapped_pieces", holder.mapped_pieces);
+  json.field("mapped_bytes", holder.mapped_bytes);
+  json.field("oldest_claim_ms", holder.oldest_claim.count());
+  json.end_object();
+}
 
-std::string holders_json() {
+// The fields that name a process.
+void write_process(JsonWriter& json, const LendingProcess& process) {
+  json.field("pid", process.pid);
+  json.field("incarnation", incarnation_text(process.incarnation));
+  json.field("directory", process.directory);
+}
+
+template <typename Lines, typename Write>
+std::string list_of(const Lines& lines, Write&& write) {
   JsonWriter json;
   json.begin_array();
-  if (in_use()) {
-    for (const Holder& holder : sharing_in_use().holders()) {
-      json.begin_object();
-      json.field("pid", holder.pid);
-      json.field("incarnation", std::string_view(holder.incarnation));
-      json.field(
-          "state",
-          std::string_view(holder.state == Holder::State::kConnected ? "connected" : "quarantine"));
-      json.field("why", std::string_view(holder.why));
-      json.field("claims", holder.claims);
-      json.field("bytes", holder.bytes);
-      json.field("mapped_pieces", holder.mapped_pieces);
-      json.field("mapped_bytes", holder.mapped_bytes);
-      json.field("oldest_claim_ms", holder.oldest_claim.count());
-      json.end_object();
-    }
-  }
+  for (const auto& line : lines) write(json, line);
   json.end_array();
   return json.text();
+}
+
+}  // namespace
+
+std::string incarnation_text(const Incarnation& incarnation) {
+  char text[33];
+  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, incarnation.high, incarnation.low);
+  return text;
+}
+
+std::string holders_json() {
+  return list_of(in_use() ? sharing_in_use().holders() : std::vector<Holder>{}, write_holder);
+}
+
+std::string holders_json(const LendingProcess& process) {
+  return list_of(sharing_in_use().holders_of(process), write_holder);
+}
+
+std::string processes_json() {
+  return list_of(sharing_in_use().processes(), [](JsonWriter& json, const LendingProcess& process) {
+    json.begin_object();
+    write_process(json, process);
+    json.end_object();
+  });
+}
+
+std::string names_json() {
+  return list_of(sharing_in_use().names(), [](JsonWriter& json, const PublishedName& published) {
+    json.begin_object();
+    json.field("name", published.name);
+    write_process(json, published.owner);
+    json.end_object();
+  });
 }
 
 std::string stats_json() {

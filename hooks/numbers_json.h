@@ -3,9 +3,17 @@
 
 #include <string>
 
+#include "ipc/sharing.h"
+
 namespace limbo {
 
+// 32 hexadecimal digits.
+[[nodiscard]] std::string incarnation_text(const Incarnation& incarnation);
+
 [[nodiscard]] std::string holders_json();
+[[nodiscard]] std::string holders_json(const LendingProcess& process);  // asks it
+[[nodiscard]] std::string processes_json();
+[[nodiscard]] std::string names_json();
 [[nodiscard]] std::string stats_json();
 [[nodiscard]] std::string options_json();
 

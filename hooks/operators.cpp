@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "allocator/error.h"
 #include "hooks/error_text.h"
@@ -128,11 +129,67 @@ bool is_orphaned_op(const at::Tensor& tensor) {
 }
 
 std::string holders_op() {
-  return for_torch(holders_json);
+  return for_torch([] { return holders_json(); });
 }
 
 std::string stats_op() {
   return for_torch(stats_json);
+}
+
+void publish_op(const at::Tensor& tensor, const std::string& name, std::optional<double> ttl_s,
+                std::int64_t kind) {
+  for_torch([&] {
+    ShareTensorOptions options;
+    options.time_limit = to_time_limit(ttl_s);
+    options.kind = static_cast<std::uint8_t>(to_int(kind, 0, 255, "kind"));
+    publish_tensor(name, tensor, options);
+  });
+}
+
+bool unpublish_op(const std::string& name) {
+  return for_torch([&] { return sharing_in_use().unpublish(name); });
+}
+
+at::Tensor acquire_op(const std::string& name) {
+  return for_torch([&] { return to_tensor(sharing_in_use().acquire(name)); });
+}
+
+std::string names_op() {
+  return for_torch(names_json);
+}
+
+std::string processes_op() {
+  return for_torch(processes_json);
+}
+
+LendingProcess process_of(const std::string& incarnation) {
+  for (const LendingProcess& process : sharing_in_use().processes()) {
+    if (incarnation_text(process.incarnation) == incarnation) return process;
+  }
+  throw Error(ErrorCode::kProducerExited,
+              "No living process that lends has the incarnation \"" + incarnation + "\".",
+              "processes() lists those that live.");
+}
+
+std::string holders_of_op(const std::string& incarnation) {
+  return for_torch([&] { return holders_json(process_of(incarnation)); });
+}
+
+std::vector<std::int64_t> reap_in_op(const std::string& incarnation, bool force) {
+  return for_torch([&]() -> std::vector<std::int64_t> {
+    const Reaped reaped = sharing_in_use().reap_in(process_of(incarnation), force);
+    return {static_cast<std::int64_t>(reaped.leases), static_cast<std::int64_t>(reaped.claims)};
+  });
+}
+
+void register_names(torch::Library& library) {
+  library.def(schema_of("publish"), &publish_op);
+  library.def(schema_of("unpublish"), &unpublish_op);
+  library.def(schema_of("acquire"), &acquire_op);
+  library.def(schema_of("names"), &names_op);
+  library.def(schema_of("processes"), &processes_op);
+  library.def(schema_of("holders_of"), &holders_of_op);
+  library.def(schema_of("reap_in"), &reap_in_op);
 }
 
 void register_sharing(torch::Library& library) {
@@ -169,6 +226,7 @@ bool register_operators() {
   auto* library =
       new torch::Library(torch::Library::DEF, "limbo", std::nullopt, __FILE__, __LINE__);
   register_sharing(*library);
+  register_names(*library);
   register_simulated_operators(*library);
   registered = true;
   return true;

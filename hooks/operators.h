@@ -36,6 +36,19 @@ namespace limbo {
 //   is_orphaned      Whether it was received and its producer has ended.
 //   holders, stats   JSON, as in capi.h.
 //
+// Names, and other processes (sharing.h says what each waits for):
+//   publish          Lets others acquire the tensor under `name`. `ttl_s`, `kind`: of each message
+//                    that an acquire makes. Errors: as share, and bad_argument (the name),
+//                    name_taken, busy.
+//   unpublish        False: this process publishes no such name.
+//   acquire          A message for this process, from whoever publishes `name`; give it to receive.
+//                    Errors: no_such_name, gone, producer_exited, no_channel.
+//   names            JSON: [{"name", "pid", "incarnation", "directory"}, ...], what is published.
+//   processes        JSON: [{"pid", "incarnation", "directory"}, ...], who lends, this process too
+//                    if it does.
+//   holders_of       holders of the process with this incarnation. Errors: producer_exited.
+//   reap_in          Has that process reap: [receivers done with, claims they had].
+//
 // On the simulated device (LIMBO_DEVICE=simulated), where torch's own CUDA kernels cannot run:
 //   sim_empty        A tensor of device type cuda over the simulated GPU's memory.
 //   sim_fill         Writes `value` into every element, in stream order where the element size
@@ -62,6 +75,13 @@ inline constexpr const char* kOperatorSchemas[] = {
     "is_orphaned(Tensor t) -> bool",
     "holders() -> str",
     "stats() -> str",
+    "publish(Tensor t, str name, float? ttl_s=None, int kind=0) -> ()",
+    "unpublish(str name) -> bool",
+    "acquire(str name) -> Tensor",
+    "names() -> str",
+    "processes() -> str",
+    "holders_of(str incarnation) -> str",
+    "reap_in(str incarnation, bool force=False) -> int[]",
     "sim_empty(int[] sizes, *, ScalarType dtype=float, int device=0) -> Tensor",
     "sim_fill(Tensor(a!) t, Scalar value) -> ()",
     "sim_read(Tensor t) -> Tensor",

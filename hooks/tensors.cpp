@@ -200,6 +200,27 @@ Bytes share_tensor(const at::Tensor& tensor, const ShareTensorOptions& options) 
                                 encode_layout(layout));
 }
 
+void publish_tensor(const std::string& name, const at::Tensor& tensor,
+                    const ShareTensorOptions& options) {
+  require_plain(tensor);
+  const TensorLayout layout = layout_of(tensor, options);
+  if (tensor.storage().nbytes() == 0) {
+    throw_not_lendable(tensor, "it has no memory that could be found under a name",
+                       "Publish a tensor with elements.");
+  }
+  const std::optional<BlockView> block = block_of(tensor);
+  if (!block && is_received(tensor)) {
+    throw_not_lendable(tensor, "it was received, and only its owner can publish it",
+                       "Publish it there, or publish clone() of it.");
+  }
+  ShareOptions share_options;
+  share_options.consumers = options.consumers;
+  share_options.time_limit = options.time_limit;
+  share_options.current_stream = current_stream(require_lendable(tensor));
+  sharing_in_use().publish(name, tensor.storage().data(), tensor.storage().nbytes(), share_options,
+                           encode_layout(layout));
+}
+
 at::Tensor receive_tensor(ByteSpan message, std::optional<int> device) {
   Opened opened = open_message(message, device);
   if (opened.layout.form == TensorForm::kStorage) {

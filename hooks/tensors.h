@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "hooks/tensor_bytes.h"
 #include "ipc/sharing.h"
@@ -40,6 +41,14 @@ struct ShareTensorOptions {
 
 // Takes a message of this process back.
 void withdraw_message(ByteSpan message);
+
+// Lets every process of this user acquire the tensor under `name`, until it is unpublished or this
+// process ends. Keep the tensor until then: once its memory is freed, nobody can acquire it. The work
+// that the current stream of now has queued when somebody acquires comes before the acquirer's.
+// Errors: as share_tensor, and as Sharing::publish; received memory is kNotLendable, its owner has to
+// publish it.
+void publish_tensor(const std::string& name, const at::Tensor& tensor,
+                    const ShareTensorOptions& options = {});
 
 // Whether share_tensor can lend it. Throws nothing and makes nothing.
 [[nodiscard]] bool is_lendable(const at::Tensor& tensor) noexcept;

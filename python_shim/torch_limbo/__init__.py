@@ -9,6 +9,9 @@
     message = torch_limbo.share(tensor)    # or as bytes, by any road
     tensor = torch_limbo.receive(message)  # in the other process
 
+    torch_limbo.Registry().publish("weights", tensor)      # or under a name
+    tensor = torch_limbo.Registry().acquire("weights")     # in any other process
+
 Importing the package loads the library and lets ``torch.multiprocessing`` send and receive by
 Limbo's descriptors. It starts no CUDA and no thread, and works on a machine without a GPU; where
 the library is missing, the first call that needs it says so.
@@ -20,6 +23,7 @@ from . import _library, graphs, reductions
 from ._library import library_path
 from .api import (
     Holder,
+    LendingProcess,
     LimboAllocator,
     Option,
     Reaped,
@@ -27,6 +31,7 @@ from .api import (
     enable,
     holders,
     options,
+    processes,
     reap,
     receive,
     share,
@@ -34,20 +39,25 @@ from .api import (
     withdraw,
 )
 from .errors import LimboError
+from .registry import PublishedName, Registry
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Holder",
+    "LendingProcess",
     "LimboAllocator",
     "LimboError",
     "Option",
+    "PublishedName",
     "Reaped",
+    "Registry",
     "collect",
     "enable",
     "holders",
     "library_path",
     "options",
+    "processes",
     "reap",
     "receive",
     "reductions",

@@ -8,6 +8,7 @@ text says so. In a child that was forked after its parent had used the GPU they 
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing
 import multiprocessing.util
 from dataclasses import dataclass
@@ -38,6 +39,18 @@ class Holder:
     """Of these segments, which cannot be returned meanwhile, whether it uses them or not."""
     oldest_claim_ms: int
     """How long ago its oldest claim was noted, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class LendingProcess:
+    """A living process of this user that lends."""
+
+    pid: int
+    """For people only: pids are reused, and repeat across containers."""
+    incarnation: str
+    """Names one run of one process: 32 hexadecimal digits."""
+    directory: str
+    """Its runtime directory."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +147,31 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     Tensor other than Parameter), ``ledger_full``, ``no_channel``; of a received tensor also
     ``withdrawn``, ``expired`` and ``producer_exited`` (send ``clone()``).
     """
+    kind = checked_for_sending(tensor, ttl)
+    if not isinstance(consumers, int):
+        raise LimboError(
+            "bad_argument", f"consumers cannot be {consumers!r}. Use a whole number, 1 or more."
+        )
+    _library.load()
+    with limbo_errors():
+        message = torch.ops.limbo.share(
+            tensor, consumers, None if ttl is None else float(ttl), kind
+        )
+    return reductions.bytes_of(message)
+
+
+def checked_for_sending(tensor: torch.Tensor, ttl: float | None) -> int:
+    """The kind of a tensor that is sent by hand or published; ``bad_argument`` for what it loses
+    on the way."""
     if not isinstance(tensor, torch.Tensor):
-        raise LimboError("bad_argument", f"share takes a tensor, and got a {type(tensor)}.")
+        raise LimboError(
+            "bad_argument", f"Tensors are shared, and this is a {type(tensor).__name__}."
+        )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise LimboError(
             "bad_argument",
-            f"share takes a plain tensor or a Parameter, and got a {type(tensor).__name__}. Share "
-            "the plain tensors that it is made of.",
+            "A plain tensor or a Parameter can be shared, and this is a "
+            f"{type(tensor).__name__}. Share the plain tensors that it is made of.",
         )
     if tensor.requires_grad and not tensor.is_leaf:
         raise LimboError(
@@ -154,22 +185,12 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
             f"The tensor's dimensions have names, {tensor.names}, and a message has none. Share "
             "tensor.rename(None).",
         )
-    if not isinstance(consumers, int):
-        raise LimboError(
-            "bad_argument", f"consumers cannot be {consumers!r}. Use a whole number, 1 or more."
-        )
     if ttl is not None and not (isinstance(ttl, (int, float)) and ttl > 0):
         raise LimboError(
             "bad_argument", f"ttl cannot be {ttl!r}. Use seconds, more than 0, or None."
         )
-    _library.load()
     parameter = isinstance(tensor, torch.nn.Parameter)
-    kind = reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR
-    with limbo_errors():
-        message = torch.ops.limbo.share(
-            tensor, consumers, None if ttl is None else float(ttl), kind
-        )
-    return reductions.bytes_of(message)
+    return reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR
 
 
 def receive(
@@ -213,7 +234,7 @@ def collect() -> bool:
         return bool(torch.ops.limbo.collect())
 
 
-def reap(force: bool = False) -> Reaped:
+def reap(force: bool = False, process: LendingProcess | None = None) -> Reaped:
     """Take back what receivers held that have ended. Not needed in ordinary programs.
 
     Memory of a receiver that has ended comes back by itself as soon as its GPU work is known to
@@ -221,18 +242,44 @@ def reap(force: bool = False) -> Reaped:
     does not wait: you vouch that none of its GPU work runs any more (where it does, it will write
     into memory that is used again). It is the only way, besides this process's end, where that can
     never be known: the receiver had started CUDA, and a child with it, before it loaded Limbo.
-    Receivers that live are never touched.
+    Receivers that live are never touched. ``process``: another process that lends is asked to do
+    it, and answers within a second; errors then: ``producer_exited``, ``no_channel``.
     """
+    if process is not None:
+        _library.load()
+        with limbo_errors():
+            return Reaped(*torch.ops.limbo.reap_in(process.incarnation, force))
     leases, claims = ctypes.c_int64(), ctypes.c_int64()
     library = _library.load()
     _library.check(library.limbo_reap(int(force), ctypes.byref(leases), ctypes.byref(claims)))
     return Reaped(leases.value, claims.value)
 
 
-def holders() -> list[Holder]:
-    """Who holds what this process has lent."""
-    rows = _library.json_of(_library.load().limbo_holders_json())
+def holders(process: LendingProcess | None = None) -> list[Holder]:
+    """Who holds what this process has lent, or what ``process`` has, which is asked for it.
+
+    Another process answers within a second; errors then: ``producer_exited``, ``no_channel``.
+    """
+    if process is None:
+        rows = _library.json_of(_library.load().limbo_holders_json())
+    else:
+        _library.load()
+        with limbo_errors():
+            rows = json.loads(torch.ops.limbo.holders_of(process.incarnation))
     return [Holder(**row) for row in rows]
+
+
+def own_incarnation() -> str:
+    """What names this run of this process among others: 32 hexadecimal digits."""
+    return _library.text_of(_library.load().limbo_incarnation())
+
+
+def processes() -> list[LendingProcess]:
+    """The living processes of this user that lend, this one too if it does."""
+    _library.load()
+    with limbo_errors():
+        rows = json.loads(torch.ops.limbo.processes())
+    return [LendingProcess(**row) for row in rows]
 
 
 def stats() -> dict[str, Any]:

@@ -99,7 +99,7 @@ class LimboStorage:
         if any(size):
             raise LimboError("bad_argument", "A received storage is made from a descriptor.")
         _library.start_cuda()
-        return _empty_tensor(torch.uint8, index_for_empty(device)).untyped_storage()
+        return empty_tensor(torch.uint8, index_for_empty(device)).untyped_storage()
 
     @classmethod
     def _new_shared_cuda(
@@ -112,7 +112,8 @@ class LimboStorage:
         """Nothing to do: a message that one process opens twice counts once."""
 
 
-def _empty_tensor(dtype: torch.dtype, device: int) -> torch.Tensor:
+def empty_tensor(dtype: torch.dtype, device: int) -> torch.Tensor:
+    """A tensor without elements on a GPU, by its index."""
     if _library.simulated():
         made: torch.Tensor = torch.ops.limbo.sim_empty([0], dtype=dtype, device=device)
         return made
@@ -180,7 +181,7 @@ def rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
     storage_size_bytes, requires_grad = arguments[8], arguments[10]
     if descriptor is None or storage_size_bytes == 0:
         _library.start_cuda()
-        tensor = _empty_tensor(dtype, index_for_empty(device))
+        tensor = empty_tensor(dtype, index_for_empty(device))
         tensor.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
     else:
         tensor = receive_tensor(descriptor, device)
@@ -199,7 +200,7 @@ def _laid_out_anew(
 ) -> torch.Tensor:
     """Another tensor over the same storage, conjugating and negating as this one does."""
     storage = tensor.untyped_storage()
-    made = _empty_tensor(dtype, storage.device.index or 0)
+    made = empty_tensor(dtype, storage.device.index or 0)
     made.set_(storage, offset, size, stride)
     if tensor.is_conj() and made.is_complex():
         made = made.conj()
@@ -242,7 +243,7 @@ def reduce_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The pair for an untyped storage (typed ones come here by the one inside them)."""
     untyped = storage.untyped() if isinstance(storage, torch.TypedStorage) else storage
     if untyped.is_cuda and _sends_by_descriptor and _library.available():
-        whole = _empty_tensor(torch.uint8, untyped.device.index or 0).set_(untyped)
+        whole = empty_tensor(torch.uint8, untyped.device.index or 0).set_(untyped)
         if _goes_by_descriptor(whole):
             device = by_uuid(untyped.device)
             if untyped.nbytes() == 0:
