@@ -46,9 +46,11 @@ void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept
     StreamDepot* depot = nullptr;
     {
       const std::lock_guard lock(at.mutex);
-      auto& slot = at.depots[stream.handle];
-      if (slot == nullptr) slot = std::make_unique<StreamDepot>();
-      depot = slot.get();
+      auto known = at.depots.find(stream.handle);
+      if (known == at.depots.end()) {
+        known = at.depots.emplace(stream.handle, std::make_unique<StreamDepot>()).first;
+      }
+      depot = known->second.get();
     }
     auto made =
         std::make_unique<StreamCache>(stream, *depot, cache.counters(stream.device), at.counters);

@@ -59,12 +59,13 @@ void require_takeable(const Block& block) {
 
 // ---- the heap's part ------------------------------------------------------------------------
 
-void DeviceHeap::free_all(Segment& segment, std::vector<void*>& freed) {
-  std::vector<Block*> allocated;
+void DeviceHeap::free_all(Segment& segment, std::vector<void*>& freed) noexcept {
+  Chain allocated;  // one that is handed out is in no other
   for (Block* block = segment.first; block != nullptr; block = block->next) {
-    if (block->state() == BlockState::kAllocated) allocated.push_back(block);
+    if (block->state() == BlockState::kAllocated) allocated.push(block);
   }
-  for (Block* block : allocated) {
+  while (!allocated.empty()) {
+    Block* block = allocated.pop();
     freed.push_back(block->data());
     block->set_state(BlockState::kWaiting);
     end_allocated(block);
@@ -73,11 +74,13 @@ void DeviceHeap::free_all(Segment& segment, std::vector<void*>& freed) {
 }
 
 void DeviceHeap::lay_out(Segment& segment, const Checkpoint::SegmentLayout& layout,
-                         std::vector<void*>& allocated) {
+                         std::vector<void*>& allocated) noexcept {
   Block* block = segment.first;
   for (const Checkpoint::BlockLayout& wanted : layout.blocks) {
     remove_free(block);
-    if (wanted.size_bytes < block->size_bytes) split_off(block, wanted.size_bytes);
+    if (wanted.size_bytes < block->size_bytes) {
+      split_off(block, wanted.size_bytes, unused_nodes_.pop());
+    }
     if (wanted.allocated) {
       allocated.push_back(hand_over(block, wanted.requested_bytes));
     } else {
@@ -137,13 +140,22 @@ CheckpointDelta Allocator::restore_checkpoint(const Checkpoint& checkpoint) {
                       pool->id.first, ", ", pool->id.second, ") on device ", at.device,
                       " was released since.");
   }
+  std::size_t blocks_now = 0;
   for (const auto& [piece_id, segment] : at.segments) {
     if (segment->pool != pool) continue;
     for (const Block* block = segment->first; block != nullptr; block = block->next) {
       require_takeable(*block);
+      ++blocks_now;
     }
   }
-  // From here on nothing refuses.
+  std::size_t blocks_then = 0;
+  for (const Checkpoint::SegmentLayout& layout : checkpoint.segments) {
+    blocks_then += layout.blocks.size();
+  }
+  delta.freed.reserve(blocks_now);
+  delta.allocated.reserve(blocks_then);
+  at.reserve_nodes(blocks_then);  // those that are merged before would be enough, or nearly
+  // From here on nothing refuses, and nothing fails.
   const CountersChange change(at.counters);
   for (const auto& [piece_id, segment] : at.segments) {
     if (segment->pool == pool) at.free_all(*segment, delta.freed);

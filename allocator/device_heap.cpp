@@ -74,9 +74,20 @@ DeviceHeap::DeviceHeap(int device_index, PageTable& page_table)
 
 DeviceHeap::~DeviceHeap() = default;
 
+// All that a block will ever need of the C++ heap is made here, so that whatever becomes of it later
+// cannot fail.
+void DeviceHeap::reserve_nodes(std::size_t count) {
+  while (unused_nodes_.count < count) {
+    if (places_.capacity() <= nodes_.size()) places_.reserve(2 * nodes_.size() + 64);
+    FreeList::Place place = FreeList::make_place();
+    unused_nodes_.push(&nodes_.emplace_back());
+    places_.push_back(std::move(place));
+  }
+}
+
 Block* DeviceHeap::new_node() {
-  if (!unused_nodes_.empty()) return unused_nodes_.pop();
-  return &nodes_.emplace_back();
+  reserve_nodes(1);
+  return unused_nodes_.pop();
 }
 
 void DeviceHeap::drop_node(Block* block) noexcept {
@@ -86,23 +97,24 @@ void DeviceHeap::drop_node(Block* block) noexcept {
   unused_nodes_.push(block);
 }
 
-void DeviceHeap::insert_free(Block* block) {
-  block->segment->pool->list(block->segment->large).insert(block);
+void DeviceHeap::insert_free(Block* block) noexcept {
+  block->segment->pool->list(block->segment->large).insert(block, std::move(places_.back()));
+  places_.pop_back();
   if (!is_part(block)) return;
   counters.add(kInactive, block->segment->large, 1);
   counters.add(kInactiveBytes, block->segment->large, block->size_bytes);
 }
 
-void DeviceHeap::remove_free(Block* block) {
-  block->segment->pool->list(block->segment->large).erase(block);
+void DeviceHeap::remove_free(Block* block) noexcept {
+  places_.push_back(block->segment->pool->list(block->segment->large).erase(block));
   if (!is_part(block)) return;
   counters.subtract(kInactive, block->segment->large, 1);
   counters.subtract(kInactiveBytes, block->segment->large, block->size_bytes);
 }
 
-// Cuts `block` (in no list) down to size_bytes; the rest becomes a free block behind it.
-void DeviceHeap::split_off(Block* block, std::size_t size_bytes) {
-  Block* rest = new_node();
+// Cuts `block` (in no list) down to size_bytes; the rest becomes a free block behind it, of which
+// `rest` is the node.
+void DeviceHeap::split_off(Block* block, std::size_t size_bytes, Block* rest) noexcept {
   rest->segment = block->segment;
   rest->base.store(block->data() + size_bytes, std::memory_order_relaxed);
   rest->size_bytes = block->size_bytes - size_bytes;
@@ -137,15 +149,15 @@ Block* DeviceHeap::find_fit(const Pool& pool, StreamHandle stream, std::size_t s
 
 // Takes a free block out of its list, cut to size_bytes where that leaves a block.
 void DeviceHeap::cut(Block* block, std::size_t size_bytes) {
+  const bool splits = size_bytes < policy.max_split_size_bytes && !block->segment->pool->no_split &&
+                      sizes::leaves_block(block->segment->large, block->size_bytes - size_bytes);
+  Block* rest = splits ? new_node() : nullptr;  // while nothing has changed yet
   remove_free(block);
-  if (size_bytes < policy.max_split_size_bytes && !block->segment->pool->no_split &&
-      sizes::leaves_block(block->segment->large, block->size_bytes - size_bytes)) {
-    split_off(block, size_bytes);
-  }
+  if (splits) split_off(block, size_bytes, rest);
 }
 
 // What the heap wants to know when the block is freed again, as flags of its word.
-std::uint64_t DeviceHeap::note(Block* block) {
+std::uint64_t DeviceHeap::note(Block* block) noexcept {
   block->oversize = block->size_bytes >= policy.max_split_size_bytes;
   if (block->oversize) DeviceCounters::raise(counters.oversize_allocations);
   if (trace.active()) {
@@ -161,7 +173,7 @@ void* DeviceHeap::hand_out(Block* block, std::size_t size_bytes, std::size_t req
 }
 
 // A free block, in no list, is allocated from now on.
-void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) {
+void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) noexcept {
   block->split = is_part(block);
   Piece& piece = block->segment->piece_of(*block);
   ++piece.blocks_out;
@@ -176,7 +188,7 @@ void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) {
   return block->data();
 }
 
-void DeviceHeap::give(Block* block, bool was_cached) {
+void DeviceHeap::give(Block* block, bool was_cached) noexcept {
   Segment& segment = *block->segment;
   if (was_cached && block->split) {
     counters.subtract(kInactive, segment.large, 1);
@@ -198,13 +210,13 @@ void DeviceHeap::give(Block* block, bool was_cached) {
   insert_free(block);
 }
 
-void DeviceHeap::end_allocated(Block* block) {
+void DeviceHeap::end_allocated(Block* block) noexcept {
   counters.subtract_allocated(block->segment->large, block->size_bytes);
   if (std::exchange(block->oversize, false)) DeviceCounters::lower(counters.oversize_allocations);
   record_block(TraceAction::kFreeRequested, *block, TraceCall::context_of_free(block->context));
 }
 
-void DeviceHeap::end_active(Block* block) {
+void DeviceHeap::end_active(Block* block) noexcept {
   counters.subtract_active(block->segment->large, block->size_bytes,
                            block->requested_bytes.load(std::memory_order_relaxed));
   record_block(TraceAction::kFreeCompleted, *block, TraceCall::context_of_free(block->context));
@@ -213,7 +225,7 @@ void DeviceHeap::end_active(Block* block) {
   give(block, false);
 }
 
-void DeviceHeap::give_all(ChainList& chains) {
+void DeviceHeap::give_all(ChainList& chains) noexcept {
   if (chains.empty()) return;
   const CountersChange change(counters);
   while (!chains.empty()) give(chains.pop(), true);
@@ -238,19 +250,16 @@ Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std
   block->size_bytes = size_bytes;
   segment.first = block;
   auto entered = segments.end();
-  bool addressed = false;
   try {
     entered = segments.emplace(segment.piece.id, std::move(made)).first;
     page_table_.add_segment(base, size_bytes, is_large, device);
-    addressed = true;
-    block->free_since = searches;
-    insert_free(block);
   } catch (...) {
-    if (addressed) page_table_.remove_segment(base, size_bytes);
     drop_node(block);
     if (entered != segments.end()) segments.erase(entered);
     throw;
   }
+  block->free_since = searches;
+  insert_free(block);
   block->set_state(BlockState::kFree);
   page_table_.set(base, block);
   ++pool.segments;
@@ -299,25 +308,25 @@ Segment* DeviceHeap::begin_return_uncut(StreamHandle stream, std::size_t wanted_
   return chosen == nullptr ? nullptr : &take_out_of_lists(*chosen->segment);
 }
 
-Segment& DeviceHeap::take_out_of_lists(Segment& segment) {
+Segment& DeviceHeap::take_out_of_lists(Segment& segment) noexcept {
   remove_free(segment.first);
   segment.first->set_state(BlockState::kReturning);
   begin_work();
   return segment;
 }
 
-void DeviceHeap::cancel_return(Segment& segment) {
+void DeviceHeap::cancel_return(Segment& segment) noexcept {
   segment.first->set_state(BlockState::kFree);
   insert_free(segment.first);
   end_work();
 }
 
-void DeviceHeap::hide_addresses(const Segment& segment) noexcept {
-  page_table_.remove_segment(segment.base, segment.size_bytes);
+void DeviceHeap::hide_addresses(Segment& segment) noexcept {
+  segment.hidden = page_table_.hide_segment(segment.base, segment.size_bytes);
 }
 
-void DeviceHeap::show_addresses(const Segment& segment) {
-  page_table_.add_segment(segment.base, segment.size_bytes, segment.large, device);
+void DeviceHeap::show_addresses(Segment& segment) noexcept {
+  page_table_.show_segment(segment.base, std::exchange(segment.hidden, nullptr));
   page_table_.set(segment.base, segment.first);
 }
 
@@ -328,6 +337,7 @@ std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
   if (segment.oversize) DeviceCounters::lower(counters.oversize_segments);
   ++counters.num_device_free;
   reserved_bytes -= segment.size_bytes;
+  page_table_.give_back(std::exchange(segment.hidden, nullptr));
   drop_node(segment.first);
   const auto at = segments.find(segment.piece.id);
   std::unique_ptr<Segment> gone = std::move(at->second);

@@ -59,23 +59,24 @@ class DeviceHeap {
   // stays in its list.
   [[nodiscard]] Block* find_fit(const Pool& pool, StreamHandle stream, std::size_t size_bytes);
 
-  // Hands out a free block that is large enough, split where that leaves a block.
+  // Hands out a free block that is large enough, split where that leaves a block. Throws
+  // std::bad_alloc, and then the block is free as before.
   [[nodiscard]] void* hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes);
 
   // Makes a block free memory and merges it with its neighbours. `was_cached`: it was counted as
   // inactive. The caller has taken it out of the active numbers.
-  void give(Block* block, bool was_cached);
+  void give(Block* block, bool was_cached) noexcept;
 
   // The block, whose word says so already, is no longer its owner's.
-  void end_allocated(Block* block);
+  void end_allocated(Block* block) noexcept;
 
   // The block is no longer active: nobody pins it and no event is waited for.
-  void end_active(Block* block);
+  void end_active(Block* block) noexcept;
 
   // Gives cached blocks, all of this device.
-  void give_all(ChainList& chains);
+  void give_all(ChainList& chains) noexcept;
 
-  // Enters new memory as one free block of the pool.
+  // Enters new memory as one free block of the pool. Throws std::bad_alloc; then nothing was entered.
   Segment& add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
                        StreamRef stream, bool large);
 
@@ -88,9 +89,9 @@ class DeviceHeap {
   // The default pool's piece of the stream that is unused and is not to be cut: the smallest of at
   // least `wanted_bytes`, else the largest. Null if there is none.
   [[nodiscard]] Segment* begin_return_uncut(StreamHandle stream, std::size_t wanted_bytes);
-  void cancel_return(Segment& segment);                  // back into the free lists
-  void hide_addresses(const Segment& segment) noexcept;  // lookups no longer find it
-  void show_addresses(const Segment& segment);           // they do again
+  void cancel_return(Segment& segment) noexcept;   // back into the free lists
+  void hide_addresses(Segment& segment) noexcept;  // lookups no longer find it
+  void show_addresses(Segment& segment) noexcept;  // they do again
   // The driver has it. Destroy the result with no lock held: it may be the last that holds its pool.
   [[nodiscard]] std::unique_ptr<Segment> finish_return(Segment& segment) noexcept;
 
@@ -111,10 +112,12 @@ class DeviceHeap {
 
   // Going back to a checkpoint (checkpoints.cpp): first every allocated block of each of the pool's
   // segments becomes free memory, then a segment, all of it free, is cut as the layout says. What is
-  // freed and allocated is added to the lists.
-  void free_all(Segment& segment, std::vector<void*>& freed);
+  // freed and allocated is added to the lists, which have room for it; so have the nodes, by
+  // reserve_nodes.
+  void free_all(Segment& segment, std::vector<void*>& freed) noexcept;
   void lay_out(Segment& segment, const Checkpoint::SegmentLayout& layout,
-               std::vector<void*>& allocated);
+               std::vector<void*>& allocated) noexcept;
+  void reserve_nodes(std::size_t count);  // unused ones; throws std::bad_alloc
 
   // Whether any route stands. As long as one does no event is asked and no piece returned: somebody
   // may be capturing. May be read without the lock.
@@ -191,19 +194,20 @@ class DeviceHeap {
 
  private:
   void cut(Block* block, std::size_t size_bytes);
-  void* hand_over(Block* block, std::size_t requested_bytes);
-  [[nodiscard]] std::uint64_t note(Block* block);
-  Segment& take_out_of_lists(Segment& segment);
+  void* hand_over(Block* block, std::size_t requested_bytes) noexcept;
+  [[nodiscard]] std::uint64_t note(Block* block) noexcept;
+  Segment& take_out_of_lists(Segment& segment) noexcept;
   [[nodiscard]] Block* new_node();
   void drop_node(Block* block) noexcept;
-  void insert_free(Block* block);
-  void remove_free(Block* block);
-  void split_off(Block* block, std::size_t size_bytes);
+  void insert_free(Block* block) noexcept;
+  void remove_free(Block* block) noexcept;
+  void split_off(Block* block, std::size_t size_bytes, Block* rest) noexcept;
   void absorb_next(Block* block) noexcept;
 
   PageTable& page_table_;
   std::deque<Block> nodes_;
   Chain unused_nodes_;
+  std::vector<FreeList::Place> places_;  // one for each node whose block is in no free list
   std::atomic<std::size_t> routes_standing_{0};
   std::size_t works_ = 0;
   std::uint64_t works_done_ = 0;

@@ -2,12 +2,16 @@
 // address). Older segments come first, so that younger ones become free as a whole; where the driver
 // put a segment changes nothing.
 // Guarded by the heap lock.
+//
+// Putting a block in and taking it out cannot fail: the memory for it, a *place*, is made apart, when
+// failing changes nothing, and goes from list to list.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "allocator/block.h"
 #include "allocator/segment.h"
@@ -28,8 +32,29 @@ class FreeList {
     operator Block*() const noexcept { return block; }  // for loops over the list
   };
 
-  void insert(Block* block) { entries_.insert(entry_of(block)); }
-  void erase(Block* block) { entries_.erase(entry_of(block)); }
+  struct Before {
+    bool operator()(const Entry& a, const Entry& b) const noexcept {
+      if (a.stream != b.stream) return std::less<>{}(a.stream, b.stream);
+      if (a.size_bytes != b.size_bytes) return a.size_bytes < b.size_bytes;
+      if (a.piece_id != b.piece_id) return a.piece_id < b.piece_id;
+      return std::less<>{}(a.address, b.address);
+    }
+  };
+  using Entries = std::set<Entry, Before>;
+
+  // Empty, or the memory that one block takes in a list.
+  using Place = Entries::node_type;
+  [[nodiscard]] static Place make_place() {  // throws std::bad_alloc
+    Entries made{Entry{}};
+    return made.extract(made.begin());
+  }
+
+  void insert(Block* block, Place place) noexcept {
+    place.value() = entry_of(block);
+    entries_.insert(std::move(place));
+  }
+  // Returns the place that the block had; empty if it was not here.
+  [[nodiscard]] Place erase(Block* block) noexcept { return entries_.extract(entry_of(block)); }
 
   // The smallest block of the stream that holds size_bytes; among equals one of the oldest segment,
   // and there the lowest address. Null if there is none.
@@ -48,16 +73,7 @@ class FreeList {
     return {block->segment->stream.handle, block->size_bytes, block->segment->piece.id,
             block->data(), block};
   }
-  struct Before {
-    bool operator()(const Entry& a, const Entry& b) const noexcept {
-      if (a.stream != b.stream) return std::less<>{}(a.stream, b.stream);
-      if (a.size_bytes != b.size_bytes) return a.size_bytes < b.size_bytes;
-      if (a.piece_id != b.piece_id) return a.piece_id < b.piece_id;
-      return std::less<>{}(a.address, b.address);
-    }
-  };
-
-  std::set<Entry, Before> entries_;
+  Entries entries_;
 };
 
 }  // namespace limbo

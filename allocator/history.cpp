@@ -48,6 +48,10 @@ bool Allocator::history_enabled() const noexcept {
 void Allocator::add_trace_tracker(TraceTracker tracker) {
   const auto shared = std::make_shared<const TraceTracker>(std::move(tracker));
   const std::lock_guard one_at_a_time(impl_->history_mutex);
+  for (const auto& at : impl_->heaps) {
+    const std::lock_guard lock(at->mutex);
+    at->trace.make_room_for_tracker();
+  }
   impl_->bypass_caches_for_history();  // for good: trackers are never removed
   for (const auto& at : impl_->heaps) {
     const std::lock_guard lock(at->mutex);

@@ -1,5 +1,7 @@
 #include "allocator/page_table.h"
 
+#include <utility>
+
 namespace limbo {
 namespace {
 
@@ -15,8 +17,18 @@ std::size_t index_in_node(std::uintptr_t address) noexcept {
 
 }  // namespace
 
-PageTable::Chunk::Chunk(bool is_large)
-    : large(is_large), slots(std::make_unique<std::atomic<Block*>[]>(slot_count())) {}
+struct PageTable::Chunk {
+  explicit Chunk(bool is_large)
+      : large(is_large), slots(std::make_unique<std::atomic<Block*>[]>(slot_count())) {}
+
+  std::atomic<int> device{-1};
+  const bool large;
+  std::unique_ptr<std::atomic<Block*>[]> slots;
+  Chunk* next_hidden = nullptr;  // of the same segment, by address; null in the last
+
+  [[nodiscard]] unsigned shift() const noexcept { return large ? kLargeShift : kSmallShift; }
+  [[nodiscard]] std::size_t slot_count() const noexcept { return kChunkBytes >> shift(); }
+};
 
 PageTable::PageTable() = default;
 
@@ -87,9 +99,9 @@ PageTable::Chunk* PageTable::spare_chunk(bool large) {
     spare.pop_back();
     return chunk;
   }
-  chunks_.push_back(std::make_unique<Chunk>(large));
   // So that remove_segment never allocates.
-  if (spare.capacity() < chunks_.size()) spare.reserve(2 * chunks_.size());
+  if (spare.capacity() <= chunks_.size()) spare.reserve(2 * chunks_.size() + 8);
+  chunks_.push_back(std::make_unique<Chunk>(large));
   return chunks_.back().get();
 }
 
@@ -98,14 +110,10 @@ void PageTable::add_segment(const void* base, std::size_t size_bytes, bool large
   std::uintptr_t done = 0;
   try {
     for (; done < size_bytes; done += kChunkBytes) {
-      Node& node = node_at(first + done);
-      const std::size_t index = index_in_node(first + done);
+      static_cast<void>(node_at(first + done));
       Chunk* chunk = spare_chunk(large);
       chunk->device.store(device, std::memory_order_relaxed);
-      node.chunks[index].store(chunk, std::memory_order_release);
-      node.slots[index].store(
-          reinterpret_cast<std::uintptr_t>(chunk->slots.get()) | (large ? kLargeTag : 0),
-          std::memory_order_release);
+      enter(first + done, chunk);
     }
   } catch (...) {
     remove_segment(base, done);
@@ -113,11 +121,27 @@ void PageTable::add_segment(const void* base, std::size_t size_bytes, bool large
   }
 }
 
+// The node is there.
+void PageTable::enter(std::uintptr_t address, Chunk* chunk) noexcept {
+  Node& node = node_at(address);
+  const std::size_t index = index_in_node(address);
+  node.chunks[index].store(chunk, std::memory_order_release);
+  node.slots[index].store(
+      reinterpret_cast<std::uintptr_t>(chunk->slots.get()) | (chunk->large ? kLargeTag : 0),
+      std::memory_order_release);
+}
+
 void PageTable::remove_segment(const void* base, std::size_t size_bytes) noexcept {
+  give_back(hide_segment(base, size_bytes));
+}
+
+PageTable::Chunk* PageTable::hide_segment(const void* base, std::size_t size_bytes) noexcept {
   const std::uintptr_t first = number(base);
-  for (std::uintptr_t done = 0; done < size_bytes; done += kChunkBytes) {
-    Node& node = node_at(first + done);
-    const std::size_t index = index_in_node(first + done);
+  Chunk* hidden = nullptr;
+  for (std::uintptr_t left = size_bytes; left > 0; left -= kChunkBytes) {
+    const std::uintptr_t address = first + left - kChunkBytes;
+    Node& node = node_at(address);
+    const std::size_t index = index_in_node(address);
     node.slots[index].store(0, std::memory_order_release);
     Chunk* chunk = node.chunks[index].exchange(nullptr, std::memory_order_acq_rel);
     for (std::size_t slot = 0; slot < chunk->slot_count(); ++slot) {
@@ -125,7 +149,25 @@ void PageTable::remove_segment(const void* base, std::size_t size_bytes) noexcep
         chunk->slots[slot].store(nullptr, std::memory_order_relaxed);
       }
     }
-    const std::lock_guard lock(mutex_);
+    chunk->next_hidden = hidden;
+    hidden = chunk;
+  }
+  return hidden;
+}
+
+void PageTable::show_segment(const void* base, Chunk* hidden) noexcept {
+  std::uintptr_t address = number(base);
+  for (; hidden != nullptr; address += kChunkBytes) {
+    enter(address, hidden);
+    hidden = std::exchange(hidden->next_hidden, nullptr);
+  }
+}
+
+void PageTable::give_back(Chunk* hidden) noexcept {
+  const std::lock_guard lock(mutex_);
+  while (hidden != nullptr) {
+    Chunk* chunk = hidden;
+    hidden = std::exchange(chunk->next_hidden, nullptr);
     spare_[chunk->large ? 1 : 0].push_back(chunk);
   }
 }

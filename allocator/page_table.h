@@ -24,6 +24,7 @@ namespace limbo {
 
 class PageTable {
  public:
+  struct Chunk;  // the slots of 2 MiB of addresses; opaque
   static constexpr unsigned kChunkBits = 21;
   static constexpr unsigned kLevelBits = 13;
   static constexpr unsigned kAddressBits = kChunkBits + 2 * kLevelBits;
@@ -70,6 +71,12 @@ class PageTable {
   void add_segment(const void* base, std::size_t size_bytes, bool large, int device);
   void remove_segment(const void* base, std::size_t size_bytes) noexcept;
 
+  // The same in two steps, of which the first can be undone: hide returns the segment's chunks, with
+  // no block in them, which either are shown again or given back.
+  [[nodiscard]] Chunk* hide_segment(const void* base, std::size_t size_bytes) noexcept;
+  void show_segment(const void* base, Chunk* hidden) noexcept;
+  void give_back(Chunk* hidden) noexcept;
+
   // Sets the slot of `address` in a segment that was added. `block` may be null.
   void set(const void* address, Block* block) noexcept;
 
@@ -78,15 +85,6 @@ class PageTable {
   static constexpr unsigned kSmallShift = 9;   // 512 bytes
   static constexpr unsigned kLargeShift = 20;  // 1 MiB
 
-  struct Chunk {
-    explicit Chunk(bool is_large);
-    std::atomic<int> device{-1};
-    const bool large;
-    std::unique_ptr<std::atomic<Block*>[]> slots;
-
-    [[nodiscard]] unsigned shift() const noexcept { return large ? kLargeShift : kSmallShift; }
-    [[nodiscard]] std::size_t slot_count() const noexcept { return kChunkBytes >> shift(); }
-  };
   // An entry of `slots` is the chunk's slots, with kLargeTag where they are those of a large one: a
   // free needs nothing else of the chunk. It is set after the entry of `chunks`, and reset before.
   static constexpr std::uintptr_t kLargeTag = 1;
@@ -98,6 +96,7 @@ class PageTable {
   [[nodiscard]] Chunk* chunk_at(std::uintptr_t address) const noexcept;
   [[nodiscard]] Node& node_at(std::uintptr_t address);
   [[nodiscard]] Chunk* spare_chunk(bool large);
+  void enter(std::uintptr_t address, Chunk* chunk) noexcept;
 
   std::array<std::atomic<Node*>, kFanOut> root_{};
   std::mutex mutex_;  // guards the containers below; a leaf

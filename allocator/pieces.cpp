@@ -51,20 +51,11 @@ bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
     if (told) tell_again_of_piece(at, segment);
     const std::lock_guard lock(at.mutex);
     const CountersChange change(at.counters);
-    bool found_again = true;
     if (hidden) {
-      try {
-        at.show_addresses(segment);
-        at.record_segment(TraceAction::kSegmentAlloc, segment);
-      } catch (...) {  // no host memory
-        found_again = false;
-      }
+      at.show_addresses(segment);
+      at.record_segment(TraceAction::kSegmentAlloc, segment);
     }
-    if (found_again) {
-      at.cancel_return(segment);
-    } else {
-      at.end_work();  // nobody could find its blocks: it stays out of use
-    }
+    at.cancel_return(segment);
     throw;
   }
   std::unique_ptr<Segment> gone;  // destroyed behind the lock

@@ -166,6 +166,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
       throw Error(ErrorCode::kBadArgument, "No allocations go to the " + name_of(device, id) + ".",
                   "Begin that first.");
     }
+    shrinking.reserve(at.pools.size());
     ended_into = ended->pool;
     routes->erase(ended);
     for (const auto& [pool_id, pool] : at.pools) {

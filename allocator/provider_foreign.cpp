@@ -48,9 +48,13 @@ void* ProviderForeign::make_padded(int device, std::size_t size_bytes) {
   if (memory == nullptr) return nullptr;
   std::byte* base = aligned_in(memory);
   require_holdable(device, memory, base, size_bytes);
-  if (base != memory) {
+  if (base == memory) return base;
+  try {
     const std::lock_guard lock(mutex_);
     padded_.emplace(base, memory);
+  } catch (...) {  // no host memory
+    give_(device, memory);
+    throw;
   }
   return base;
 }

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "allocator/block.h"
+#include "allocator/page_table.h"
 #include "allocator/provider.h"
 
 namespace limbo {
@@ -35,7 +36,8 @@ struct Segment {
   std::size_t size_bytes = 0;
   Block* first = nullptr;  // guarded by the heap lock
   Piece piece;
-  std::shared_ptr<void> context;  // of the call that took it from the driver (trace.h)
+  PageTable::Chunk* hidden = nullptr;  // what the page table had of it, while it is being returned
+  std::shared_ptr<void> context;       // of the call that took it from the driver (trace.h)
   // How many segments the thread that made it had made before: the same in processes that do the
   // same, which is what NCCL registers segments by.
   std::int32_t registration_counter = 0;

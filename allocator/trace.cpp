@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 namespace limbo {
@@ -18,7 +19,9 @@ std::atomic<std::uint64_t (*)() noexcept> trace_clock{&steady_nanoseconds};
 thread_local constinit TraceCall* innermost_call = nullptr;
 
 const CallContext& no_context() noexcept {
-  static const auto* none = new CallContext;  // entries are made until the very end of the process
+  // Never destroyed: entries are made until the very end of the process.
+  alignas(CallContext) static std::byte room[sizeof(CallContext)];
+  static const auto* none = new (room) CallContext;
   return *none;
 }
 
@@ -70,7 +73,7 @@ void Trace::set(const HistorySettings& settings) {
   update_active();
 }
 
-void Trace::add_tracker(std::shared_ptr<const TraceTracker> tracker) {
+void Trace::add_tracker(std::shared_ptr<const TraceTracker> tracker) noexcept {
   trackers_.push_back(std::move(tracker));
   update_active();
 }

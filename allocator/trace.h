@@ -109,7 +109,8 @@ class Trace {
   // ---- caller holds the heap lock ----
 
   void set(const HistorySettings& settings);
-  void add_tracker(std::shared_ptr<const TraceTracker> tracker);
+  void make_room_for_tracker() { trackers_.reserve(trackers_.size() + 1); }
+  void add_tracker(std::shared_ptr<const TraceTracker> tracker) noexcept;  // there is room for it
   [[nodiscard]] bool recording() const noexcept { return settings_.enabled; }
   [[nodiscard]] ContextLevel contexts() const noexcept { return settings_.contexts; }
   [[nodiscard]] std::vector<TraceEntry> entries() const;

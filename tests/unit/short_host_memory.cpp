@@ -1,0 +1,68 @@
+#include "tests/unit/short_host_memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+constexpr long kNever = -1;
+constexpr long kFailed = 0;
+
+// How many allocations the thread has left, the one that fails included.
+thread_local constinit long countdown = kNever;
+
+void count_one() {
+  if (countdown <= kFailed || --countdown != kFailed) return;
+  throw std::bad_alloc();
+}
+
+void* memory_or_throw(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+// The whole test program's, the library's included.
+void* operator new(std::size_t size_bytes) {
+  count_one();
+  return memory_or_throw(std::malloc(std::max<std::size_t>(size_bytes, 1)));
+}
+void* operator new(std::size_t size_bytes, std::align_val_t alignment) {
+  count_one();
+  const auto unit = static_cast<std::size_t>(alignment);
+  return memory_or_throw(std::aligned_alloc(unit, (size_bytes + unit - 1) / unit * unit));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t /*size_bytes*/) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t /*alignment*/) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t /*size_bytes*/,
+                     std::align_val_t /*alignment*/) noexcept {
+  std::free(memory);
+}
+
+namespace limbo::testing {
+
+ShortHostMemory::ShortHostMemory(long n) noexcept {
+  countdown = n;
+}
+ShortHostMemory::~ShortHostMemory() {
+  countdown = kNever;
+}
+bool ShortHostMemory::failed() const noexcept {
+  return countdown == kFailed;
+}
+
+PlentyOfHostMemory::PlentyOfHostMemory() noexcept : countdown_(std::exchange(countdown, kNever)) {}
+PlentyOfHostMemory::~PlentyOfHostMemory() {
+  countdown = countdown_;
+}
+
+}  // namespace limbo::testing
