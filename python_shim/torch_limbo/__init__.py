@@ -19,7 +19,7 @@ the library is missing, the first call that needs it says so.
 
 from __future__ import annotations
 
-from . import _library, graphs, reductions
+from . import _library, collecting, graphs, reductions
 from ._library import library_path
 from .api import (
     Holder,
@@ -68,3 +68,4 @@ __all__ = [
 
 _library.available()
 graphs.follow_captures()
+collecting.follow_ipc_collect()

@@ -5,11 +5,10 @@ Importing the package puts Limbo in front of three functions of
 ``reduce_storage``. A tensor whose memory Limbo allocated is sent as a descriptor; every other one
 takes torch's own way.
 
-Programs treat that module freely: they take its functions by ``from ... import`` before anybody
-else is imported, put functions of their own in their place and call the saved originals from
-there, and run ``init_reductions()`` again. So not the names are replaced but what the functions
-do: each keeps its identity and gets a body that asks Limbo first. Whoever holds one, by whatever
-way, holds Limbo's.
+Programs treat that module freely: they take its functions by ``from ... import``, put functions of
+their own in their place, and run ``init_reductions()`` again. So each function keeps its identity
+and gets a body that asks Limbo first (``replaced.py``): whoever holds one, by whatever way, holds
+Limbo's.
 
 A reduced CUDA tensor is a pair of a function and fifteen positional arguments, in the positions of
 torch's ``rebuild_cuda_tensor``. Programs take that tuple apart too:
@@ -41,10 +40,8 @@ raise torch's own error or ``forked_child``.
 from __future__ import annotations
 
 import ctypes
-import gc
-import types
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.multiprocessing.reductions as torch_reductions
@@ -53,6 +50,7 @@ from torch._namedtensor_internals import check_serializing_named_tensor
 from . import _library
 from .devices import by_uuid, device_argument, index_for_empty
 from .errors import LimboError, limbo_errors
+from .replaced import put_in_front
 
 KIND_TENSOR = 0
 KIND_PARAMETER = 1
@@ -313,44 +311,10 @@ def _body_of_rebuild_cuda_tensor(  # type: ignore[no-untyped-def]
     )
 
 
-def _torchs_function(name: str) -> types.FunctionType | None:
-    """Torch's function `name`, also where a program has put another in its place and kept it."""
-    present = getattr(torch_reductions, name)
-    if _is_torchs(present, name):
-        return cast("types.FunctionType", present)
-    kept = (thing for thing in gc.get_objects() if _is_torchs(thing, name))
-    return cast("types.FunctionType | None", next(kept, None))
-
-
-def _is_torchs(thing: object, name: str) -> bool:
-    # By the type itself: isinstance asks the object, and a dead proxy's answer is an exception.
-    return (
-        type(thing) is types.FunctionType
-        and thing.__globals__ is torch_reductions.__dict__
-        and thing.__qualname__ == name
-    )
-
-
 def _put_in_front(name: str, body: Callable[..., Any], ours: Callable[..., Any]) -> Any:
-    """Give torch's function `name` a new body, and return a function that does what it did.
-
-    Where a program has replaced it and kept nothing of it, the program's is replaced by name, and
-    stays the one that tensors of others go to.
-    """
-    function = _torchs_function(name)
-    if function is None:
-        programs = getattr(torch_reductions, name)
-        setattr(torch_reductions, name, ours)
+    stock, by_name = put_in_front(torch_reductions, name, body, ours)
+    if by_name:
         torch_reductions.init_reductions()  # the pickler's table must learn of it
-        return programs
-    stock = function.__dict__.get("_limbo_stock")
-    if stock is None:  # else the package is imported anew
-        stock = types.FunctionType(
-            function.__code__, function.__globals__, name, function.__defaults__
-        )
-        stock.__qualname__ = f"stock {name}"
-        function.__dict__["_limbo_stock"] = stock
-        function.__code__ = body.__code__
     return stock
 
 

@@ -222,3 +222,14 @@ def use_on_side_streams(name: str, count: int) -> None:
         sim.fill(HELD[name], 5.0)
         torch.ops.limbo.sim_set_stream(before, 0)
         HELD[name].record_stream(torch.Stream(stream_id=handle, device_index=0, device_type=_CUDA))
+
+
+def ends(name: str) -> list[float]:
+    """The first and the last value."""
+    read = sim.read(HELD[name]).flatten()
+    return [float(read[0]), float(read[-1])]
+
+
+def storages_of(names: list[str]) -> int:
+    """How many storages the tensors under these names have among them."""
+    return len({tensor.untyped_storage()._cdata for name in names for tensor in HELD[name]})
