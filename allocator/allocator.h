@@ -236,11 +236,16 @@ class Allocator {
   // From now on allocations on streams that `filter` accepts are served from the pool; of several
   // pools, from the one begun last. Adds a use (and makes the pool where there is none), which
   // release_pool must take away after the end. The filter is asked in the allocating thread, with
-  // no lock held, at every allocation of the device. Until the end of the last such route on the
-  // device, no event is queried and no memory returned there: the streams may be capturing. A block
-  // freed meanwhile that record_stream marked waits until then. Throws Error(kBadArgument) where
-  // allocations go to this pool already.
-  void begin_allocate_to_pool(int device, PoolId pool, std::function<bool(StreamHandle)> filter);
+  // no lock held, at every allocation of the device.
+  //
+  // Who captures a graph into the pool names the stream whose capture it is, or will be: while that
+  // is being captured no event is queried and no memory returned on the device, and a block freed
+  // meanwhile that record_stream marked waits until then. Without a stream it is so until the
+  // route's end.
+  //
+  // Throws Error(kBadArgument) where allocations go to this pool already.
+  void begin_allocate_to_pool(int device, PoolId pool, std::function<bool(StreamHandle)> filter,
+                              std::optional<StreamHandle> captured = std::nullopt);
 
   // Throws Error(kBadArgument) where no allocations go to this pool.
   void end_allocate_to_pool(int device, PoolId pool);
@@ -257,7 +262,7 @@ class Allocator {
   [[nodiscard]] std::vector<void*> pool_live_allocations(int device, PoolId pool);
 
   // Returns the pool's unused segments, if it has no use left; waits for the events of its blocks.
-  // While a route stands on the device that is put off to the end of the last one. Nothing happens
+  // Beside a capture into a pool of the device that is put off to its route's end. Nothing happens
   // for a pool that does not exist.
   void empty_cache(int device, PoolId pool);
 

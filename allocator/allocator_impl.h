@@ -82,8 +82,13 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   }
   // The pool that a standing route gives the stream's allocations; null: the default one.
   [[nodiscard]] std::shared_ptr<Pool> routed_pool(DeviceHeap& at, StreamRef stream);
-  // Whether the request comes from, or beside, somebody who may be capturing: nothing that the
-  // capture could not bear, and no memory back to the driver.
+  // Whether anybody captures into a pool of the device: then no event is asked, and no memory goes
+  // back to the driver. A route alone is no capture: torch.cuda.MemPool has one for as long as the
+  // program likes, and who fails between its begin and its end leaves one for good. So each route's
+  // stream is asked; where a route names none, or it cannot be asked, it counts as captured. Asks the
+  // driver, where there are routes: no lock is held.
+  [[nodiscard]] bool capturing(DeviceHeap& at) noexcept;
+  // Whether the request comes from, or beside, a capture.
   [[nodiscard]] bool in_capture(DeviceHeap& at, const Request& request);
   // What is unused of a pool without use goes back. The caller holds the pool.
   void shrink(DeviceHeap& at, const Pool& pool);
@@ -126,7 +131,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // Blocks of the request's pool and stream that other streams' captured work is done with, where
   // the policy lets a capture reuse them.
   void reuse_in_capture(DeviceHeap& at, const Request& request);
-  // Only those of the pool's blocks where `only` names one. Waits for nothing while a route stands.
+  // Only those of the pool's blocks where `only` names one. Waits for nothing beside a capture.
   enum class Sync : std::uint8_t { kCounted, kUncounted };  // in num_sync_all_streams
   void wait_for_events(DeviceHeap& at, const Pool* only = nullptr, Sync sync = Sync::kCounted);
 

@@ -119,8 +119,7 @@ class DeviceHeap {
                std::vector<void*>& allocated) noexcept;
   void reserve_nodes(std::size_t count);  // unused ones; throws std::bad_alloc
 
-  // Whether any route stands. As long as one does no event is asked and no piece returned: somebody
-  // may be capturing. May be read without the lock.
+  // Whether any route stands. May be read without the lock.
   [[nodiscard]] bool routed() const noexcept {
     return routes_standing_.load(std::memory_order_relaxed) != 0;
   }

@@ -73,15 +73,14 @@ bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
   return true;
 }
 
-// Returns every piece that may go; how many went. None does while a route stands.
+// Returns every piece that may go; how many went. None does beside a capture.
 std::size_t Allocator::Impl::return_pieces(DeviceHeap& at, const Pool* only) {
   std::size_t returned = 0;
   std::uint64_t last_id = 0;
-  while (!driver_is_gone.load()) {
+  while (!driver_is_gone.load() && !capturing(at)) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
-      if (at.routed()) break;
       const CountersChange change(at.counters);
       segment = at.begin_return(last_id, only);
     }
@@ -96,11 +95,10 @@ std::size_t Allocator::Impl::return_pieces(DeviceHeap& at, const Pool* only) {
 // there is room for it. True when any went.
 bool Allocator::Impl::return_uncut(DeviceHeap& at, const Request& request) {
   std::size_t returned_bytes = 0;
-  while (returned_bytes < request.size_bytes && !driver_is_gone.load()) {
+  while (returned_bytes < request.size_bytes && !driver_is_gone.load() && !capturing(at)) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
-      if (at.routed()) break;
       const CountersChange change(at.counters);
       segment = at.begin_return_uncut(request.stream.handle, request.size_bytes - returned_bytes);
     }
@@ -119,11 +117,10 @@ void Allocator::Impl::collect_garbage(DeviceHeap& at, const Request& request) {
   }
   if (driver_is_gone.load() || in_capture(at, request)) return;
   const std::size_t capacity_bytes = device.memory_info(at.device).total_bytes;
-  while (true) {
+  while (!capturing(at)) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
-      if (at.routed()) return;
       const std::size_t allowed_bytes = at.limit_bytes != 0 ? at.limit_bytes : capacity_bytes;
       const double threshold_bytes =
           at.policy.garbage_collection_threshold * static_cast<double>(allowed_bytes);

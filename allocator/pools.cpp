@@ -104,8 +104,29 @@ std::shared_ptr<Pool> Allocator::Impl::routed_pool(DeviceHeap& at, StreamRef str
   return nullptr;
 }
 
+bool Allocator::Impl::capturing(DeviceHeap& at) noexcept {
+  if (!at.routed()) return false;
+  if (driver_is_gone.load()) return true;
+  try {
+    std::vector<StreamHandle> asked;  // not the routes: their filters must go when they end
+    {
+      const std::lock_guard lock(at.mutex);
+      asked.reserve(at.routes->size());
+      for (const Route& route : *at.routes) {
+        if (!route.captured) return true;
+        asked.push_back(*route.captured);
+      }
+    }
+    return std::any_of(asked.begin(), asked.end(), [&](StreamHandle stream) {
+      return device.is_capturing({at.device, stream});
+    });
+  } catch (...) {  // it cannot be told
+    return true;
+  }
+}
+
 bool Allocator::Impl::in_capture(DeviceHeap& at, const Request& request) {
-  if (at.routed()) return true;
+  if (capturing(at)) return true;
   return !driver_is_gone.load() && device.is_capturing(request.stream);
 }
 
@@ -123,7 +144,8 @@ void Allocator::Impl::shrink(DeviceHeap& at, const Pool& pool) {
 }
 
 void Allocator::begin_allocate_to_pool(int device, PoolId id,
-                                       std::function<bool(StreamHandle)> filter) {
+                                       std::function<bool(StreamHandle)> filter,
+                                       std::optional<StreamHandle> captured) {
   DeviceHeap& at = impl_->heap(device);
   require_private(id);
   if (filter == nullptr) {
@@ -142,7 +164,7 @@ void Allocator::begin_allocate_to_pool(int device, PoolId id,
                   "End that first, or use another pool.");
     }
     auto routes = std::make_shared<Routes>(*old);
-    routes->push_back({nullptr, std::move(filter)});
+    routes->push_back({nullptr, std::move(filter), captured});
     routes->back().pool = at.use_pool(id, nullptr);
     at.set_routes(std::move(routes));
   } catch (...) {
@@ -170,7 +192,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
     ended_into = ended->pool;
     routes->erase(ended);
     for (const auto& [pool_id, pool] : at.pools) {
-      if (routes->empty() && std::exchange(pool->wants_return, false)) shrinking.push_back(pool);
+      if (pool->wants_return) shrinking.push_back(pool);
     }
     at.set_routes(std::move(routes));
   }
@@ -179,7 +201,12 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
     std::unique_lock lock(at.mutex);
     at.filters_asked.wait(lock, [&] { return ended_into->asked == 0; });
   }
+  if (shrinking.empty() || impl_->capturing(at)) return;
   for (const auto& pool : shrinking) {
+    {
+      const std::lock_guard lock(at.mutex);
+      if (!std::exchange(pool->wants_return, false)) continue;  // others did, or it is used again
+    }
     try {
       impl_->shrink(at, *pool);
     } catch (...) {  // no fault of this route's end: the next one, or empty_cache, tries again
@@ -246,12 +273,13 @@ std::vector<void*> Allocator::pool_live_allocations(int device, PoolId id) {
 
 void Allocator::empty_cache(int device, PoolId id) {
   DeviceHeap& at = impl_->heap(device);
+  const bool later = impl_->capturing(at);
   std::shared_ptr<Pool> pool;
   {
     const std::lock_guard lock(at.mutex);
     pool = at.find_pool(id);
     if (pool == nullptr || pool->uses != 0) return;
-    if (at.routed()) {
+    if (later && at.routed()) {
       pool->wants_return = true;
       return;
     }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "allocator/free_list.h"
@@ -59,6 +60,7 @@ struct Pool : std::enable_shared_from_this<Pool> {
 struct Route {
   std::shared_ptr<Pool> pool;
   std::function<bool(StreamHandle)> filter;
+  std::optional<StreamHandle> captured;  // see Impl::capturing
 };
 using Routes = std::vector<Route>;  // oldest first; the youngest that accepts a stream has it
 

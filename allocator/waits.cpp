@@ -1,7 +1,7 @@
 // record_stream: a freed block waits for an event on each stream that was named.
 //
-// While a route stands somebody may be capturing: no event is recorded, asked or waited for. An
-// event of a captured stream would tell nothing, and a query can end a capture.
+// Beside a capture into a pool no event is recorded, asked or waited for. An event of a captured
+// stream would tell nothing, and a query can end a capture.
 //
 // Events are recorded at the free, asked on misses, and waited for only before memory goes back to
 // the driver or out-of-memory is reported. An event that cannot be recorded yet (its stream is
@@ -88,13 +88,13 @@ void Allocator::Impl::put_down(DeviceHeap& at, WaitList::iterator unrecorded,
 void Allocator::Impl::begin_waits(DeviceHeap& at, const PlannedWaits& planned) noexcept {
   if (planned.count == 0) return;
   WaitList::iterator one = planned.first;
-  const bool routed = at.routed();
-  const bool by_order = routed && capture_order != nullptr && [&] {
+  const bool beside_capture = capturing(at);
+  const bool by_order = beside_capture && capture_order != nullptr && [&] {
     const std::lock_guard policy_lock(at.mutex);
     return at.policy.reuse_in_capture && !one->block->segment->pool->is_default();
   }();
   for (std::size_t left = planned.count; left > 0; --left) {
-    EventHandle event = routed ? nullptr : try_record(one->stream);
+    EventHandle event = beside_capture ? nullptr : try_record(one->stream);
     std::shared_ptr<const CapturePoint> point;
     if (by_order) point = capture_order->captured_so_far(one->stream);
     const std::lock_guard lock(at.mutex);
@@ -217,7 +217,7 @@ void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey
 }
 
 void Allocator::Impl::complete_events(DeviceHeap& at) {
-  if (driver_is_gone.load() || at.routed()) return;
+  if (driver_is_gone.load() || capturing(at)) return;
   retry_unrecorded(at);
   std::vector<DeviceHeap::StreamKey> keys;
   std::uint64_t youngest = 0;
@@ -233,7 +233,7 @@ void Allocator::Impl::complete_events(DeviceHeap& at) {
 // or asking. What is freed meanwhile is not waited for, nor are blocks whose event cannot be
 // recorded before a capture ends.
 void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only, Sync sync) {
-  if (at.routed()) return;
+  if (capturing(at)) return;
   std::uint64_t youngest = 0;
   {
     const std::lock_guard lock(at.mutex);
@@ -255,7 +255,7 @@ void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only, Sync syn
     });
   };
   std::chrono::microseconds pause(10);
-  while (!driver_is_gone.load() && !at.routed()) {
+  while (!driver_is_gone.load() && !capturing(at)) {
     complete_events(at);
     if (!waited_for()) return;
     std::this_thread::sleep_for(pause);

@@ -155,7 +155,9 @@ void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
         return asked(static_cast<cudaStream_t>(stream));
       };
     }
-    allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts));
+    // A graph's capture begins its route on the stream that it then captures.
+    allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts),
+                                              current_stream(device).handle);
   });
 }
 

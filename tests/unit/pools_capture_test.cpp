@@ -106,6 +106,108 @@ TEST_F(PoolsInCapture, APutOffReturnThatFailsIsTriedAgain) {
   EXPECT_TRUE(allocator_.snapshot(0, kGone).empty());
 }
 
+// A route is no capture: torch.cuda.MemPool has one for hours, and who fails between its begin and
+// its end leaves one for good.
+class PoolsBesideARoute : public PoolsInCapture {
+ protected:
+  PoolsBesideARoute() : PoolsInCapture(64) {}
+  void SetUp() override {
+    allocator_.begin_allocate_to_pool(
+        0, kOther, [](StreamHandle) { return false; }, side_.handle);
+  }
+  void TearDown() override {
+    allocator_.end_allocate_to_pool(0, kOther);
+    allocator_.release_pool(0, kOther);
+    PoolsInCapture::TearDown();
+  }
+  // A pool without uses that has memory.
+  void leave_pool() {
+    allocator_.begin_allocate_to_pool(
+        0, kGone, [](StreamHandle) { return true; }, side_.handle);
+    allocator_.free(allocate(30 * kMiB));
+    allocator_.end_allocate_to_pool(0, kGone);
+    allocator_.release_pool(0, kGone);
+  }
+
+  static constexpr PoolId kOther{0, 7};
+  static constexpr PoolId kGone{0, 8};
+};
+
+TEST_F(PoolsBesideARoute, MemoryGoesBack) {
+  allocator_.free(allocate(20 * kMiB));
+  leave_pool();
+  allocator_.empty_cache(0, kGone);
+  EXPECT_TRUE(allocator_.snapshot(0, kGone).empty());
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(20 * kMiB));
+  leave_pool();
+  allocator_.empty_cache();
+  EXPECT_EQ(reserved(), 0);
+}
+
+TEST_F(PoolsBesideARoute, RoomIsMadeForBothPools) {
+  allocator_.free(allocate(40 * kMiB));
+  std::byte* data = allocate(60 * kMiB);
+  EXPECT_EQ(allocator_.stats(0).num_alloc_retries, 1);
+  allocator_.free(data);
+  allocator_.begin_allocate_to_pool(
+      0, kGraphPool, [](StreamHandle) { return true; }, side_.handle);
+  data = allocate(50 * kMiB);
+  EXPECT_EQ(allocator_.stats(0).num_alloc_retries, 2);
+  allocator_.free(data);
+  allocator_.end_allocate_to_pool(0, kGraphPool);
+  allocator_.release_pool(0, kGraphPool);
+}
+
+TEST_F(PoolsBesideARoute, EventsAreRecordedAndAsked) {
+  std::byte* data = allocate(4096);
+  EXPECT_TRUE(allocator_.record_stream(data, side_));
+  allocator_.free(data);
+  EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 1U);
+  sim_->wait_until_idle();
+  EXPECT_EQ(allocate(4096), data);
+  allocator_.free(data);
+}
+
+TEST_F(PoolsBesideARoute, ACaptureIsRespectedAllTheSame) {
+  for (const StreamRef captured : {side_, captured_}) {
+    allocator_.free(allocate(20 * kMiB));
+    leave_pool();
+    std::byte* data = allocate(4096);
+    EXPECT_TRUE(allocator_.record_stream(data, {0, sim_->create_stream(0)}));
+    allocator_.begin_allocate_to_pool(
+        0, kGraphPool, [=](StreamHandle stream) { return stream == captured.handle; },
+        captured.handle);
+    sim_->begin_capture(captured, SimCaptureMode::kGlobal);
+    sim_->reset_calls();
+    allocator_.free(data);
+    allocator_.empty_cache();
+    allocator_.empty_cache(0, kGone);
+    EXPECT_EQ(sim_->calls(CallKind::kFree), 0U);
+    EXPECT_EQ(sim_->calls(CallKind::kRecordEvent), 0U);
+    EXPECT_NE(sim_->end_capture(captured), nullptr);
+    allocator_.end_allocate_to_pool(0, kGraphPool);
+    // What was asked for comes with the end of the capture's route, whatever other routes stand.
+    EXPECT_TRUE(allocator_.snapshot(0, kGone).empty());
+    allocator_.release_pool(0, kGraphPool);
+    allocator_.empty_cache();
+    EXPECT_EQ(reserved(), 0);
+  }
+}
+
+TEST_F(PoolsBesideARoute, AStreamThatCannotBeAskedCountsAsCaptured) {
+  allocator_.free(allocate(20 * kMiB));
+  const StreamRef gone = stream();
+  allocator_.begin_allocate_to_pool(
+      0, kGraphPool, [](StreamHandle) { return false; }, gone.handle);
+  sim_->destroy_stream(gone);
+  allocator_.empty_cache();
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(20 * kMiB));
+  allocator_.end_allocate_to_pool(0, kGraphPool);
+  allocator_.release_pool(0, kGraphPool);
+  allocator_.empty_cache();
+  EXPECT_EQ(reserved(), 0);
+}
+
 TEST_F(PoolsInCapture, OtherThreadsAllocateInEveryMode) {
   for (const SimCaptureMode mode :
        {SimCaptureMode::kGlobal, SimCaptureMode::kThreadLocal, SimCaptureMode::kRelaxed}) {

@@ -112,6 +112,21 @@ TEST_F(PoolsOfTorch, FiltersGetTorchsStreams) {
   device.destroy_stream(side);
 }
 
+// As a program leaves it whose code between begin and end has failed.
+TEST_F(PoolsOfTorch, ARouteThatIsNeverEndedKeepsNoOtherMemory) {
+  constexpr c10::MempoolId_t kLeft{0, 2};
+  adapter().beginAllocateToPool(0, kLeft, [](cudaStream_t) { return false; });
+  adapter().raw_delete(adapter().raw_alloc(30 * kMiB));
+  adapter().emptyCache({0, 0});
+  EXPECT_EQ(adapter().getDeviceStats(0).reserved_bytes[kAll].current, 0);
+  adapter().createOrIncrefPool(0, kPool, nullptr);
+  adapter().raw_delete(allocate_in_pool(30 * kMiB));
+  end_pool();
+  EXPECT_EQ(segments_of(kPool), 0U);
+  adapter().endAllocateToPool(0, kLeft);
+  adapter().releasePool(0, kLeft);
+}
+
 TEST_F(PoolsOfTorch, BlocksOfThoseThatDoNotSplitAreSegments) {
   adapter().createOrIncrefPool(0, kPool, nullptr);
   adapter().setNoSplit(0, kPool);

@@ -9,6 +9,7 @@ import pytest
 import torch
 from contract import (
     DEFAULT_POOL,
+    DEVICE,
     MIB,
     busy,
     captured,
@@ -20,6 +21,7 @@ from contract import (
     lies_in,
     live_blocks,
     memory_use,
+    native_differs,
     segments,
     settle,
     stat,
@@ -251,6 +253,54 @@ def test_nothing_is_returned_while_a_pool_is_used() -> None:
         torch.cuda.empty_cache()
         assert len(pool.snapshot()) == 1
     assert len(pool.snapshot()) == 1
+
+
+def test_a_route_that_is_never_ended_keeps_no_other_pools_memory() -> None:
+    """As a program leaves it whose code between begin and end has failed."""
+    left = torch.cuda.graph_pool_handle()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch._C._cuda_beginAllocateCurrentStreamToPool(DEVICE, left)
+    try:
+        start = torch.zeros(MIB, device="cuda")
+        graph, result = captured(torch.add, start, 1)
+        identity = graph.pool()
+        assert segments(identity)
+        del graph, result
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert segments(identity) == []
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            tensor = empty(30 * MIB)
+        identity = pool.id
+        del tensor, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert segments(identity) == []
+    finally:
+        torch._C._cuda_endAllocateToPool(DEVICE, left)
+        torch._C._cuda_releasePool(DEVICE, left)
+
+
+@native_differs("there every route counts as a capture")
+def test_memory_goes_back_and_events_are_asked_while_a_pool_is_used() -> None:
+    side = torch.cuda.Stream()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        keep = full(30 * MIB, 1)
+        address = keep.data_ptr()
+        keep.record_stream(side)
+        del keep
+        torch.cuda.synchronize()
+        keep = full(30 * MIB, 2)
+        assert keep.data_ptr() == address, "the side stream is done with it"
+    before = stat("reserved_bytes")
+    outside = empty(50 * MIB)
+    del outside
+    with torch.cuda.use_mem_pool(pool):
+        torch.cuda.empty_cache()
+        assert stat("reserved_bytes") == before
+    del keep
 
 
 def test_a_graph_in_a_pool_of_the_programs() -> None:
