@@ -10,7 +10,7 @@ from typing import Any
 import sim
 import torch
 import torch_limbo
-from balance import Balance
+from balance import Balance, wait_until
 
 _balance: Balance | None = None
 
@@ -233,3 +233,17 @@ def ends(name: str) -> list[float]:
 def storages_of(names: list[str]) -> int:
     """How many storages the tensors under these names have among them."""
     return len({tensor.untyped_storage()._cdata for name in names for tensor in HELD[name]})
+
+
+def first_values(names: list[str]) -> list[float]:
+    return [float(sim.read(HELD[name]).flatten()[0]) for name in names]
+
+
+def limit_messages_to(milliseconds: int) -> None:
+    """What nobody opens is over so long after the later of its send and its owner's free."""
+    torch_limbo.enable(message_time_limit_ms=milliseconds)
+
+
+def wait_until_all_is_over() -> None:
+    wait_until(lambda: torch_limbo.stats()["exports_open"] == 0, "messages are not over")
+    wait_until(lambda: torch_limbo.stats()["limbo_blocks"] == 0, "blocks are still in limbo")

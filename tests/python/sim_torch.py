@@ -36,6 +36,11 @@ def _lazy_init() -> None:
     """What torch.cuda does before it touches a GPU; here there is none."""
 
 
+def is_in_place() -> bool:
+    """Whether torch makes CUDA tensors here: for those who import this for its effect."""
+    return torch.empty(0, device="cuda:0").is_cuda
+
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that torch's own are overridden
     _library.impl("empty.memory_format", _empty, "CUDA", allow_override=True)
