@@ -8,7 +8,7 @@
 #   LIMBO_CUDA_RUNTIME_LIBRARY      libcudart.so.N
 #   LIMBO_NVRTC_DIR                 the folder of libnvrtc.so.N, or ""
 # The two for the runtime are only looked for by limbo_find_cuda_runtime (the torch part's need).
-include(LimboPip)
+include(${CMAKE_CURRENT_LIST_DIR}/LimboPip.cmake)
 
 # The major version that cuda.h in FOLDER states, or "" where there is none.
 function(limbo_cuda_major result folder)
@@ -90,17 +90,18 @@ function(limbo_find_cuda_library result name)
   endforeach()
 endfunction()
 
+# limbo_cuda_runtime_problem is empty when both were found.
 macro(limbo_find_cuda_runtime)
   limbo_find_runtime_headers(LIMBO_CUDA_RUNTIME_INCLUDE_DIRS)
   limbo_find_cuda_library(LIMBO_CUDA_RUNTIME_LIBRARY cudart)
+  set(limbo_cuda_runtime_problem "")
   if(NOT LIMBO_CUDA_RUNTIME_INCLUDE_DIRS OR NOT LIMBO_CUDA_RUNTIME_LIBRARY)
-    message(FATAL_ERROR
+    string(CONCAT limbo_cuda_runtime_problem
       "torch ${LIMBO_PY_torch_version} in ${LIMBO_PY_executable} uses CUDA ${LIMBO_PY_torch_cuda}, "
       "and the headers or the runtime (libcudart.so.${LIMBO_CUDA_MAJOR}) of that major version were "
       "not found: neither in torch's packages (with nvidia-cuda-crt, which needs a network once) nor "
       "in a toolkit. Install nvidia-cuda-crt==${LIMBO_PY_torch_cuda}.* into that Python, or a toolkit "
-      "of that major version (nvcc on PATH, CUDA_HOME or /usr/local/cuda), or build the core alone "
-      "with -DLIMBO_BUILD_TORCH=OFF.")
+      "of that major version (nvcc on PATH, CUDA_HOME or /usr/local/cuda)")
   endif()
 endmacro()
 

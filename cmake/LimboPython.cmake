@@ -6,10 +6,17 @@
 # active python3, `.venv` in the source folder. The first that has the right torch is taken; where
 # none has it and the torch part is to be built, `.venv` is made (LimboVenv.cmake).
 
-set(LIMBO_TORCH_MINOR 2.11)
+# An installed package says which torch it is for (limboConfig.cmake); the source tree reads it.
+set(LIMBO_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
+if(NOT LIMBO_TORCH_MINOR)
+  file(STRINGS ${LIMBO_CMAKE_DIR}/../python_shim/torch_limbo/_version.py LIMBO_TORCH_MINOR
+       REGEX "^TORCH_MINOR = ")
+  string(REGEX REPLACE ".*\"(.*)\".*" "\\1" LIMBO_TORCH_MINOR "${LIMBO_TORCH_MINOR}")
+endif()
 
 set(limbo_python_keys
     executable version has_pip has_ensurepip has_venv has_pytest has_pytest_timeout has_numpy
+    has_scikit_build_core
     cuda_include_dirs cuda_library_dirs torch_dir torch_version torch_cuda torch_has_cuda_library
     torch_cxx11_abi)
 
@@ -20,7 +27,7 @@ function(limbo_probe_python prefix command)
     set(${prefix}_${key} "" PARENT_SCOPE)
   endforeach()
   execute_process(
-    COMMAND ${command} -I ${PROJECT_SOURCE_DIR}/cmake/probe_python.py
+    COMMAND ${command} -I ${LIMBO_CMAKE_DIR}/probe_python.py
     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   if(NOT result EQUAL 0)
     string(STRIP "${result} ${errors}" problem)

@@ -45,7 +45,15 @@ def main() -> None:
         site.addsitedir(site.getusersitepackages())  # -I left it out
     print(f"executable={sys.executable}")
     print(f"version={sys.version_info.major}.{sys.version_info.minor}")
-    for module in ("pip", "ensurepip", "venv", "pytest", "pytest_timeout", "numpy"):
+    for module in (
+        "pip",
+        "ensurepip",
+        "venv",
+        "pytest",
+        "pytest_timeout",
+        "numpy",
+        "scikit_build_core",
+    ):
         spec = importlib.util.find_spec(module)
         # An empty folder of that name is found too, as a namespace without an origin.
         print(f"has_{module}={int(spec is not None and spec.origin is not None)}")

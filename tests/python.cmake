@@ -1,9 +1,13 @@
 # The Python tests: each file under python/ and python/gpu/ is one entry of ctest, run by pytest on
-# the Python that the build is for. Cases that were skipped are in pytest's own report, which
+# the Python that the build is for, and on the installed wheel (install.cmake) where there is one. Cases that were skipped are in pytest's own report, which
 # report-tests reads.
 
 # pytest and what the tests import besides torch; a Python of the user's is left as it is.
-set(limbo_python_path ${PROJECT_SOURCE_DIR}/python_shim)
+if(limbo_installed_site)
+  set(limbo_python_path ${limbo_installed_site})
+else()
+  set(limbo_python_path ${PROJECT_SOURCE_DIR}/python_shim)
+endif()
 set(limbo_missing "")
 set(limbo_pytest_problem "")
 file(STRINGS ${PROJECT_SOURCE_DIR}/requirements-test.txt limbo_requirements REGEX "^[a-z]")
@@ -56,8 +60,16 @@ function(limbo_add_python_tests folder prefix)
                  SKIP_RETURN_CODE 5 # pytest's for "nothing to run": the file skips itself as a whole
                  LABELS python
                  ENVIRONMENT
-                 "PYTHONPATH=${limbo_python_path};LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>;\
-LIMBO_RUNTIME_DIR=${place}/run;LIMBO_SIM_MACHINE=${place}/sim;${ARGN}")
+                 "PYTHONPATH=${limbo_python_path};LIMBO_RUNTIME_DIR=${place}/run;\
+LIMBO_SIM_MACHINE=${place}/sim;${ARGN}")
+    if(limbo_installed_site)
+      set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED limbo_wheel)
+      set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
+                                                LIMBO_TEST_INSTALLED=${limbo_installed})
+    else()
+      set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
+                                                LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>)
+    endif()
     if(prefix MATCHES "gpu")
       set_tests_properties(${name} PROPERTIES RESOURCE_LOCK gpu)
     endif()

@@ -1,10 +1,9 @@
 # torch's libraries as imported targets: limbo_dep::c10, c10_cuda, torch_cpu, torch_cuda, cudart.
 #
 # find_package(Torch) is not used: it enables the CUDA language and stops where there is no toolkit.
-# Needs what LimboPython.cmake and LimboCuda.cmake set. Include folders of imported targets are
-# system folders, so that our warnings do not look into them.
-
-limbo_find_cuda_runtime()
+# Needs what LimboPython.cmake and LimboCuda.cmake set, and that limbo_find_cuda_runtime has found
+# what it looks for. Include folders of imported targets are system folders, so that our warnings do
+# not look into them. An installed package (limboTorch.cmake) includes this file as well.
 
 function(limbo_import name library)
   if(NOT EXISTS ${library})

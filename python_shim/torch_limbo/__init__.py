@@ -14,34 +14,16 @@
 
 Importing the package loads the library and lets ``torch.multiprocessing`` send and receive by
 Limbo's descriptors. It starts no CUDA and no thread, and works on a machine without a GPU; where
-the library is missing, the first call that needs it says so.
+the library is missing, the first call that needs it says so. Under another minor version of torch
+than the one that it is for it raises ``LimboError`` (``wrong_torch``).
 """
 
 from __future__ import annotations
 
-from . import _library, collecting, graphs, reductions
-from ._library import library_path
-from .api import (
-    Holder,
-    LendingProcess,
-    LimboAllocator,
-    Option,
-    Reaped,
-    collect,
-    enable,
-    holders,
-    options,
-    processes,
-    reap,
-    receive,
-    share,
-    stats,
-    withdraw,
-)
-from .errors import LimboError
-from .registry import PublishedName, Registry
+import sys
 
-__version__ = "0.1.0"
+from . import _torch
+from ._version import __version__
 
 __all__ = [
     "Holder",
@@ -52,6 +34,7 @@ __all__ = [
     "PublishedName",
     "Reaped",
     "Registry",
+    "__version__",
     "collect",
     "enable",
     "holders",
@@ -66,6 +49,35 @@ __all__ = [
     "withdraw",
 ]
 
-_library.available()
-graphs.follow_captures()
-collecting.follow_ipc_collect()
+_refusal = _torch.refusal()
+if _refusal is not None and not _torch.runs_as_command():
+    raise _refusal
+if _refusal is None:
+    from . import _library, collecting, graphs, reductions
+    from ._library import library_path
+    from .api import (
+        Holder,
+        LendingProcess,
+        LimboAllocator,
+        Option,
+        Reaped,
+        collect,
+        enable,
+        holders,
+        options,
+        processes,
+        reap,
+        receive,
+        share,
+        stats,
+        withdraw,
+    )
+    from .errors import LimboError
+    from .registry import PublishedName, Registry
+
+    _library.available()
+    graphs.follow_captures()
+    collecting.follow_ipc_collect()
+    # LIMBO_ENABLE=1, and torch came by this very import.
+    if (_armed := sys.modules.get("torch_limbo_enable")) is not None and _armed.pending:
+        _armed.enable()

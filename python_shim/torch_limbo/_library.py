@@ -16,13 +16,10 @@ from typing import Any
 
 import torch
 
+from . import _torch
 from .errors import LimboError
 
 LIBRARY_NAME = "libtorch_limbo.so"
-
-#: The minor version of torch that this package is built for. The allocator's interface changes
-#: with nearly every minor version, and a library for the wrong one would call wrong functions.
-TORCH_MINOR = "2.11"
 
 _loaded: ctypes.CDLL | None = None
 _loaded_path: Path | None = None
@@ -33,12 +30,8 @@ _device_name: str | None = None
 def check_torch_version(version: str | None = None) -> None:
     """Raise ``wrong_torch`` unless the running torch is one that the library was built for."""
     running = torch.__version__ if version is None else version
-    if ".".join(running.split(".")[:2]) != TORCH_MINOR:
-        raise LimboError(
-            "wrong_torch",
-            f"This Limbo is built for torch {TORCH_MINOR}, and torch {running} is running. "
-            f"Install a Limbo for that version, or torch {TORCH_MINOR}.",
-        )
+    if not _torch.is_right(running):
+        raise LimboError("wrong_torch", _torch.wrong_version_text(running))
 
 
 def mapped_library() -> Path | None:
@@ -151,6 +144,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "limbo_last_error": (text, []),
         "limbo_error_name": (text, [number]),
         "limbo_version": (text, []),
+        "limbo_torch_built_for": (text, []),
         "limbo_torch_usable": (number, []),
         "limbo_torch_install": (number, []),
         "limbo_torch_installed": (number, []),

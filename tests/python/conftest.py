@@ -30,7 +30,9 @@ def _prepare_environment() -> None:
         runtime = os.path.join(_SANDBOX.name, "run")
         os.mkdir(runtime, 0o700)
         os.environ["LIMBO_RUNTIME_DIR"] = runtime
-    here = [str(ROOT / "python_shim"), str(Path(__file__).parent)]
+    here = [str(Path(__file__).parent)]
+    if "LIMBO_TEST_INSTALLED" not in os.environ:  # else an installed copy is on PYTHONPATH
+        here.insert(0, str(ROOT / "python_shim"))
     for path in reversed(here):
         if path not in sys.path:
             sys.path.insert(0, path)

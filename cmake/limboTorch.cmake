@@ -1,0 +1,56 @@
+# limbo::torch of an installed package, with the torch of the machine that it is used on. Included by
+# limboConfig.cmake; sets limbo_torch_problem where there is no such torch.
+
+# The first of the Pythons in question that has the right torch: LIMBO_PY_*.
+macro(limbo_find_python_of_package)
+  limbo_named_python(limbo_named)
+  if(limbo_named)
+    set(limbo_pythons ${limbo_named})
+  else()
+    # In a wheel, the Python beside whose packages this lies.
+    cmake_path(ABSOLUTE_PATH LIMBO_CMAKE_DIR NORMALIZE OUTPUT_VARIABLE limbo_here)
+    set(limbo_pythons python3)
+    if(limbo_here MATCHES "^(.*)/lib/python[0-9.]+/(site|dist)-packages/torch_limbo/")
+      list(PREPEND limbo_pythons ${CMAKE_MATCH_1}/bin/python3)
+    endif()
+    list(APPEND limbo_pythons ${limbo_built_for_python})
+  endif()
+  set(limbo_torch_problem "there is no python3 (name one in LIMBO_PYTHON)")
+  foreach(limbo_python IN LISTS limbo_pythons)
+    limbo_probe_python(limbo_candidate "${limbo_python}")
+    if(limbo_candidate_executable)
+      limbo_judge_torch(limbo_candidate)
+      if(NOT limbo_candidate_torch_problem)
+        limbo_take_python(limbo_candidate)
+        set(limbo_torch_problem "")
+        break()
+      endif()
+      string(CONCAT limbo_torch_problem "${limbo_candidate_executable} "
+             "${limbo_candidate_torch_problem}; name a Python that has it in LIMBO_PYTHON")
+    elseif(limbo_named)
+      set(limbo_torch_problem
+          "LIMBO_PYTHON is \"${limbo_named}\", which does not run: ${limbo_candidate_problem}")
+    endif()
+  endforeach()
+endmacro()
+
+function(limbo_make_torch_target)
+  include(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/LimboPython.cmake)
+  limbo_find_python_of_package()
+  if(NOT limbo_torch_problem)
+    include(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/LimboCuda.cmake)
+    set(LIMBO_BUILD_TORCH ON) # torch's CUDA decides
+    limbo_find_cuda()
+    limbo_find_cuda_runtime()
+    set(limbo_torch_problem "${limbo_cuda_runtime_problem}")
+  endif()
+  if(NOT limbo_torch_problem)
+    if(NOT TARGET limbo_dep::c10)
+      include(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/LimboTorch.cmake)
+    endif()
+    include(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/limboTorchTargets.cmake)
+  endif()
+  set(limbo_torch_problem "${limbo_torch_problem}" PARENT_SCOPE)
+endfunction()
+
+limbo_make_torch_target()
