@@ -1,11 +1,12 @@
-# limbo_readme_example(OUTPUT): writes README.md's C++ example to the file OUTPUT, so that a test
-# compiles what readers copy.
-function(limbo_readme_example output)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/README.md)
-  file(READ ${PROJECT_SOURCE_DIR}/README.md text)
+# limbo_readme_example(OUTPUT DOCUMENT): writes the C++ example of DOCUMENT, a path from the project's
+# root, to the file OUTPUT, so that a test compiles what readers copy.
+function(limbo_readme_example output document)
+  set(file ${PROJECT_SOURCE_DIR}/${document})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
   string(FIND "${text}" "```cpp\n" begin)
   if(begin EQUAL -1)
-    message(FATAL_ERROR "README.md has no C++ example.")
+    message(FATAL_ERROR "${document} has no C++ example.")
   endif()
   math(EXPR begin "${begin} + 7")
   string(SUBSTRING "${text}" ${begin} -1 text)
