@@ -13,12 +13,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch_limbo
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted(
     path
     for path in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part == "build" for part in path.relative_to(ROOT).parts)
 )
+LIBRARY = "build/release/hooks/libtorch_limbo.so"
 GPU_ONLY = "<!-- GPU only -->\n"
 
 _EXAMPLE = re.compile(r"((?:<!-- GPU only -->\n)?)^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -49,11 +52,9 @@ def examples() -> list[Example]:
 def run_example(example: Example, folder: Path, **environment: str) -> None:
     """Runs it as a program of its own; fails unless it ends well and complains of nothing."""
     program = folder / "example.py"
-    # The library of this run, where an example names the one of the README's build.
-    library = os.environ.get("LIMBO_LIBRARY", "build/release/hooks/libtorch_limbo.so")
-    program.write_text(
-        example.code.replace("build/release/hooks/libtorch_limbo.so", library), encoding="utf-8"
-    )
+    # An example names the library of the README's build: here it is the one that is under test.
+    code = example.code.replace(LIBRARY, str(torch_limbo.library_path()))
+    program.write_text(code, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True,
