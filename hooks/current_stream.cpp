@@ -68,10 +68,8 @@ int device_of_runtime() {
   return device;
 }
 
-// The driver is asked, because the runtime costs more than the allocation. A device that c10 was
-// told of and has not passed on yet becomes current first, as it does in every call of c10's.
 int device_of_driver() {
-  c10::cuda::SetTargetDevice();
+  current_stream_detail::keep_promise();
   const int device = current_context_device();
   return device >= 0 ? device : device_of_runtime();
 }
@@ -81,12 +79,20 @@ int device_of_driver() {
 constinit std::atomic<Question> current_stream_detail::question{Question::kUnknown};
 
 void current_stream_detail::see_to_context(int device) noexcept {
-  context_was_seen_to = true;
+  words_of_context.context_was_seen_to = true;
   if (simulated() || current_context_device() >= 0) return;
   // A refusal changes nothing; it is not to be found by the next call either.
   if (c10::cuda::SetDevice(static_cast<c10::DeviceIndex>(device), true) != cudaSuccess) {
     (void)cudaGetLastError();
   }
+}
+
+void current_stream_detail::look_for_contexts() {
+  constexpr std::uint16_t kCallsBetweenLooks = 1024;
+  words_of_context.calls_until_look = kCallsBetweenLooks;
+  if (!every_device_has_context()) return;
+  c10::cuda::SetTargetDevice();  // what was promised before the last of them was there
+  words_of_context.nothing_is_promised = true;
 }
 
 int current_device() {

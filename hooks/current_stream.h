@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
@@ -56,18 +57,38 @@ extern constinit std::atomic<Question> question;  // decided at the first call
 
 void see_to_context(int device) noexcept;
 
+// Makes a device current that c10 has promised to this thread and not passed on yet, as every call
+// of c10's does first. It promises only devices without a context (a context is not to be made where
+// memory is not wanted), so that a thread has nothing to ask once all have theirs.
+void look_for_contexts();
+inline void keep_promise() {
+  ThreadWordsOfContext& thread = words_of_context;
+  if (thread.nothing_is_promised) return;
+  c10::cuda::SetTargetDevice();
+  if (--thread.calls_until_look == 0) look_for_contexts();
+}
+
 }  // namespace current_stream_detail
 
 inline void give_context_once(int device) noexcept {
-  if (!context_was_seen_to) [[unlikely]] {
+  if (!words_of_context.context_was_seen_to) [[unlikely]] {
     current_stream_detail::see_to_context(device);
   }
 }
 
 inline StreamRef current_place() {
   using namespace current_stream_detail;
-  if (question.load(std::memory_order_relaxed) == Question::kStreamOnly) [[likely]] {
+  const Question asked = question.load(std::memory_order_relaxed);
+  if (asked == Question::kStreamOnly) [[likely]] {
     return stream_of_torch(0);
+  }
+  if (asked == Question::kDeviceAndStream) {
+    keep_promise();
+    // The driver is asked, because the runtime costs more than the allocation.
+    const int device = current_context_device();
+    if (device >= 0) [[likely]] {
+      return stream_of_torch(device);
+    }
   }
   return ask_for_more();
 }

@@ -9,6 +9,7 @@
 #undef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,11 @@
 #include <vector>
 
 namespace {
+
+// A device's number is kFirstDevice and its index; its primary context has the same. kOtherContext is
+// one that somebody made besides, of whatever device fakeCudaOtherContextIsOf named last.
+constexpr int kFirstDevice = 100;
+constexpr std::uintptr_t kOtherContext = 999;
 
 // Contexts and the like are never dereferenced: numbers do.
 template <typename Handle>
@@ -37,6 +43,9 @@ void destroy(UserObject* object) {
 thread_local std::vector<CUcontext> contexts;
 thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 std::atomic<int> retains{0};
+std::array<std::atomic<bool>, 16> primary_is_there{};  // by device
+std::atomic<int> device_of_other_context{0};
+std::atomic<int> device_questions{0};
 std::atomic<int> pushes{0};
 std::atomic<std::uintptr_t> next_address{0x7f00'0000'0000};
 
@@ -83,6 +92,17 @@ int fakeCudaDestroyGraph() {
 int fakeCudaPushes() {
   return pushes;
 }
+int fakeCudaDeviceQuestions() {
+  return device_questions;
+}
+// Makes a context current that is no device's primary one, and says whose it is.
+int fakeCudaOtherContextIsOf(int device) {
+  device_of_other_context = device;
+  if (contexts.empty() || contexts.back() != named<CUcontext>(kOtherContext)) {
+    contexts.push_back(named<CUcontext>(kOtherContext));
+  }
+  return 0;
+}
 
 // ---- devices and contexts -----------------------------------------------------------------------
 
@@ -106,7 +126,7 @@ CUresult cuDeviceGetCount(int* count) {
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  *device = ordinal + 100;
+  *device = ordinal + kFirstDevice;
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
@@ -119,12 +139,13 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   ++retains;
+  primary_is_there[static_cast<std::size_t>(device - kFirstDevice)] = true;
   *context = named<CUcontext>(static_cast<std::uintptr_t>(device));
   return CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   *flags = 0;
-  *active = 0;
+  *active = primary_is_there[static_cast<std::size_t>(device - kFirstDevice)] ? 1 : 0;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
@@ -132,8 +153,11 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetDevice(CUdevice* device) {
+  ++device_questions;
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *device = static_cast<CUdevice>(reinterpret_cast<std::uintptr_t>(contexts.back()));
+  const auto number = reinterpret_cast<std::uintptr_t>(contexts.back());
+  *device = number == kOtherContext ? kFirstDevice + device_of_other_context
+                                    : static_cast<CUdevice>(number);
   return CUDA_SUCCESS;
 }
 CUresult cuCtxPushCurrent_v2(CUcontext context) {

@@ -137,7 +137,7 @@ std::vector<Measurement> breakdown_rows() {
   auto device = part_row<kDevice>("device", "calls, c10::cuda::GetDevice");
   auto context = part_row<kTargetDevice | kContextDevice>(
       "context-device",
-      "calls, SetTargetDevice, cuCtxGetDevice: what Limbo asks with several GPUs");
+      "calls, SetTargetDevice, cuCtxGetCurrent: what Limbo asks with several GPUs");
   auto core = part_row<kCore>("core", "calls, limbo::Allocator");
   auto all = part_row<kStream | kProfiler | kTrace | kCore>(
       "all", "calls, stream, profiler, trace, limbo::Allocator");
