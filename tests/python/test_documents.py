@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch_limbo
 from documents import DOCUMENTS, ROOT, Example, examples, run_example
 
 HERE = Path(__file__).resolve().parent
@@ -47,6 +48,10 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_the_api_reference_is_up_to_date() -> None:
     maker = ROOT / "python_shim" / "docs" / "make_api.py"
     done = subprocess.run(
-        [sys.executable, str(maker), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(maker), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LIMBO_LIBRARY": str(torch_limbo.library_path())},  # for its options
     )
     assert done.returncode == 0, done.stderr
