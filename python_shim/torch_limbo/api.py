@@ -33,8 +33,11 @@ class Holder:
     why: str
     """What a quarantine waits for; empty for a connected process."""
     claims: int
+    """Messages of this process that it has open, or that its GPU has not yet let go of."""
     bytes: int
+    """The memory of these messages."""
     mapped_pieces: int
+    """Segments of this process that it has mapped."""
     mapped_bytes: int
     """Of these segments, which cannot be returned meanwhile, whether it uses them or not."""
     oldest_claim_ms: int
@@ -68,13 +71,19 @@ class Option:
     """One option: an argument of `enable`, and the environment variable LIMBO_<NAME>."""
 
     name: str
+    """As `enable` takes it."""
     unit: str
-    """"ms", "bytes", or "" for counts and switches."""
+    """"ms", "bytes", "MiB", or "" for counts and switches."""
     minimum: int
+    """The least value, in this unit."""
     maximum: int
+    """The greatest value."""
     default: int
+    """What holds where nobody says anything."""
     value: int
+    """What holds in this process."""
     meaning: str
+    """One line."""
 
 
 class LimboAllocator(torch.cuda.memory.CUDAPluggableAllocator):
@@ -135,12 +144,12 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     memory is not reused before the receiver has let go of it on its GPU. ``consumers``: how many
     processes are promised the memory, 1 to 1,000,000: until so many have opened the message
     (however often each) it can be opened, also after this process has freed the tensor. ``ttl``:
-    how long a message that not all of them have opened keeps the memory, in seconds, counted from
-    the later of now and the free; by default the option ``message_time_limit_ms``.
+    how long a message that not all of them have opened keeps the memory, in seconds, above 0 and
+    at most a year, counted from the later of now and the free; by default the option
+    ``message_time_limit_ms``.
 
     A received tensor, or a view of one, is sent on: its owner is asked, and answers within a
-    second.
-    The receiver's work comes behind the owner's and this process's.
+    second. The receiver's work comes behind the owner's and this process's.
 
     Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``bad_argument``
     (``consumers`` out of range, a non-leaf that requires grad, named dimensions, a subclass of
