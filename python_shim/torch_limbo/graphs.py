@@ -11,6 +11,7 @@ Seen are the captures of ``torch.cuda.CUDAGraph``, and so of ``torch.cuda.graph`
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from typing import Any
@@ -46,7 +47,13 @@ def follow_captures(graph: Any = torch.cuda.CUDAGraph) -> None:
     @functools.wraps(begin)
     def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
         result = begin(self, *arguments, **named)
-        keep_for_graph()
+        try:
+            keep_for_graph()
+        except BaseException:
+            # Whoever sees this end in an error does not end the capture.
+            with contextlib.suppress(RuntimeError):
+                end(self)
+            raise
         return result
 
     @functools.wraps(end)

@@ -58,6 +58,19 @@ def test_a_capture_ends_whatever_happens(followed: Graph, monkeypatch: pytest.Mo
     assert followed.calls == ["end"]
 
 
+def test_a_capture_whose_beginning_fails_is_ended(
+    followed: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The caller sees an error at its begin, and so will not end it.
+    def fails() -> bool:
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(graphs, "keep_for_graph", fails)
+    with pytest.raises(RuntimeError, match="refused"):
+        followed.capture_begin()
+    assert followed.calls == ["begin None global", "end"]
+
+
 def test_torchs_own_captures_are_followed() -> None:
     import torch
 
