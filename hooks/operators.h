@@ -33,7 +33,7 @@ namespace limbo {
 //   is_limbo         Whether `share` can lend this tensor: its storage lies in one block that Limbo
 //                    allocated, or was received through it. Never throws, starts nothing.
 //   is_received      Whether its storage was received through Limbo.
-//   is_orphaned      Whether it was received and its producer has ended.
+//   is_orphaned      Whether work on it of who lends it, or has sent it on, will not come.
 //   holders, stats   JSON, as in capi.h.
 //
 // Names, and other processes (sharing.h says what each waits for):

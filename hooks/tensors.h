@@ -53,7 +53,7 @@ void publish_tensor(const std::string& name, const at::Tensor& tensor,
 // Whether share_tensor can lend it. Throws nothing and makes nothing.
 [[nodiscard]] bool is_lendable(const at::Tensor& tensor) noexcept;
 
-// Whether its storage came through receive_tensor or receive_storage, and from a dead process.
+// Whether its storage came through receive_tensor or receive_storage; ReceivedBlock::orphaned.
 [[nodiscard]] bool is_received(const at::Tensor& tensor) noexcept;
 [[nodiscard]] bool is_orphaned(const at::Tensor& tensor) noexcept;
 

@@ -35,9 +35,11 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
     living_.begin();
     held_ = std::move(held);
   }
-  void fill(const ExportFacts& facts, const StreamUse& home,
-            std::array<SenderPoint, 2>&& sent) noexcept {
+  void fill(const ExportFacts& facts, const StreamUse& home, std::array<SenderPoint, 2>&& sent,
+            std::vector<SenderPoint>&& upstream) noexcept {
     sent_ = std::move(sent);
+    upstream_ = std::move(upstream);
+    upstream_lost_ = facts.upstream_lost;
     key_ = {job().link->producer(), facts.piece.index, facts.piece.generation,
             facts.offset_bytes,     facts.size_bytes,  job().mapping->device()};
     data_ = static_cast<std::byte*>(job().mapping->base()) + facts.offset_bytes;
@@ -52,10 +54,12 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   [[nodiscard]] const ReceivedKey& key() const noexcept override { return key_; }
   [[nodiscard]] bool same_process() const noexcept override { return false; }
   [[nodiscard]] bool orphaned() const noexcept override {
-    return link_of_life_->orphaned() ||
-           std::any_of(sent_.begin(), sent_.end(), [this](const SenderPoint& point) {
-             return link_of_life_->ended_before(point);
-           });
+    const auto ended = [this](const SenderPoint& point) {
+      return link_of_life_->ended_before(point);
+    };
+    return upstream_lost_ || link_of_life_->orphaned() ||
+           std::any_of(sent_.begin(), sent_.end(), ended) ||
+           std::any_of(upstream_.begin(), upstream_.end(), ended);
   }
 
   void record_stream(StreamRef stream) override {
@@ -111,7 +115,9 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
   Device* device_ = nullptr;
   std::shared_ptr<ProducerLink> link_of_life_;  // outlives the release: orphaned() asks it
   ReceivedKey key_;
-  std::array<SenderPoint, 2> sent_;  // what it came behind
+  std::array<SenderPoint, 2> sent_;    // what it came behind
+  std::vector<SenderPoint> upstream_;  // and what that was behind (protocol/upstream.h)
+  bool upstream_lost_ = false;
   void* data_ = nullptr;
   std::atomic<bool> released_{true};  // until fill
   std::mutex mutex_;                  // guards job_; a leaf

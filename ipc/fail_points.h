@@ -73,6 +73,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"bye.before_send"},
     {"watch.before_add", true},
     {"orphan.before_complete"},
+    {"orphan.after_mark"},
     {"orphan.after_complete"},
     // the producer's end of a connection
     {"accept.before_lease"},

@@ -14,27 +14,41 @@
 
 namespace limbo {
 
+// By what its end is known.
+struct ForwarderSigns {
+  OwnedFd pidfd;
+  OwnedFd life_line;  // the far end
+  std::uint32_t life_line_flags = 0;
+};
+
 struct Forwarder {
   std::uint32_t lease_number = 0;
   Incarnation incarnation;  // of its process, which may have a newer lease by now
   std::shared_ptr<LeaseTimelines> timelines;
-  OwnedFd pidfd;
-  OwnedFd life_line;  // the far end
-  std::uint32_t life_line_flags = 0;
-  std::uint64_t named = 0;  // by so many exports that are not over
+  std::shared_ptr<const ForwarderSigns> signs;  // while it is named
+  // So often by exports that are not over: as who has sent it on, or one before (protocol/upstream.h).
+  std::uint64_t named = 0;
   // Exports of which it has not said yet that it has heard: nobody else knows of them.
   std::set<std::uint32_t> unheard;
   // Its GPU writes nothing any more. Until then its timelines are completed again and again, also
   // when its lease was ended by force.
   bool quiet = false;
 
-  // An export that names it is over.
+  // An export that it has sent on is over.
   void forget(std::uint32_t export_index) noexcept {
     unheard.erase(export_index);
-    if (--named != 0) return;
-    pidfd.reset();
-    life_line.reset();
+    unname();
   }
+  void unname() noexcept {
+    if (--named == 0) signs.reset();
+  }
+};
+
+// A number of a forwarder's, and what is needed to name it once more.
+struct ForwardersNumber {
+  TimelinePoint point;
+  std::shared_ptr<LeaseTimelines> timelines;
+  std::shared_ptr<const ForwarderSigns> signs;
 };
 
 // The files of a forwarder that a third process is handed, duplicates.

@@ -3,6 +3,7 @@
 // | memfd     | made by  | written by                        | holds                            |
 // |-----------|----------|-----------------------------------|----------------------------------|
 // | ledger    | producer | producer (sealed: nobody else)    | LedgerHeader, PieceRow, ExportRow|
+// |           |          |                                   | UpstreamRow                      |
 // | timelines | producer | its GPU; who waits, when it ends  | Timeline                         |
 // | row       | producer | one consumer, its GPU; producer   | RowHeader, dirty words, claims,  |
 // |           |          | (only claims -> FREE)             | mapped words                     |
@@ -24,7 +25,7 @@ using SharedWord = std::atomic<std::uint64_t>;
 static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == 8);
 
 inline constexpr std::uint64_t kLedgerMagic = 0x3147'4445'4c42'4d4cULL;  // "LMBLEDG1"
-inline constexpr std::uint32_t kLedgerVersion = 1;
+inline constexpr std::uint32_t kLedgerVersion = 2;
 
 struct Capacities {
   std::uint32_t exports = 1U << 20;
@@ -85,6 +86,14 @@ struct TimelinePoint {
 
   friend bool operator==(const TimelinePoint&, const TimelinePoint&) = default;
 };
+// As it stands in the ledger.
+constexpr std::uint64_t where_of(const TimelinePoint& point) noexcept {
+  return (std::uint64_t{point.owner} << 32) | point.index;
+}
+constexpr TimelinePoint point_of(std::uint64_t where, std::uint64_t number) noexcept {
+  return {static_cast<std::uint32_t>(where >> 32), static_cast<std::uint32_t>(where & 0xffff'ffffU),
+          number};
+}
 
 struct alignas(64) ExportRow {
   SharedWord word;         // protocol::ExportWord
@@ -95,9 +104,20 @@ struct alignas(64) ExportRow {
   SharedWord size_bytes;
   SharedWord point_where[2];  // owner << 32 | index
   SharedWord point_number[2];
-  SharedWord reserved[6];
+  SharedWord upstream;  // protocol::UpstreamWord
+  SharedWord reserved[5];
 };
 static_assert(sizeof(ExportRow) == 128);
+
+// A number that a message is made of, of a consumer that sent it on before its sender
+// (protocol/upstream.h).
+struct UpstreamRow {
+  SharedWord where;  // owner << 32 | index
+  SharedWord number;
+  SharedWord next;  // index + 1; 0: the last
+  SharedWord reserved;
+};
+static_assert(sizeof(UpstreamRow) == 32);
 
 struct alignas(64) Timeline {
   SharedWord value;
@@ -118,7 +138,9 @@ struct alignas(64) RowHeader {
 // Byte offsets of the parts of a memfd. Parts start on pages, so that the part that a GPU writes
 // can be registered alone.
 struct LedgerLayout {
-  std::size_t header = 0, pieces = 0, exports = 0, total = 0;
+  std::size_t header = 0, pieces = 0, exports = 0;
+  std::size_t upstream = 0;  // as many rows as there are exports
+  std::size_t total = 0;
 };
 struct RowLayout {
   std::size_t header = 0;
@@ -138,7 +160,8 @@ constexpr LedgerLayout ledger_layout(const Capacities& capacities) noexcept {
   LedgerLayout layout;
   layout.pieces = page_rounded(sizeof(LedgerHeader));
   layout.exports = page_rounded(layout.pieces + capacities.pieces * sizeof(PieceRow));
-  layout.total = page_rounded(layout.exports + capacities.exports * sizeof(ExportRow));
+  layout.upstream = page_rounded(layout.exports + capacities.exports * sizeof(ExportRow));
+  layout.total = page_rounded(layout.upstream + capacities.exports * sizeof(UpstreamRow));
   return layout;
 }
 

@@ -75,6 +75,13 @@ bool LeaseTimelines::ended_before(std::uint32_t index, std::uint64_t number) con
          protocol::ended_before(protocol::g_memory, &timelines()[index].ended_at, number);
 }
 
+protocol::Arrival LeaseTimelines::arrival(std::uint32_t index,
+                                          std::uint64_t number) const noexcept {
+  if (index >= capacity_) return protocol::Arrival::kCame;  // there is nothing to come
+  return protocol::arrival_of(protocol::g_memory, &timelines()[index].value,
+                              &timelines()[index].ended_at, number);
+}
+
 bool LeaseTimelines::finish() noexcept {
   const std::lock_guard lock(mutex_);
   if (waits_ != 0) return false;

@@ -12,6 +12,7 @@
 
 #include "allocator/device/device.h"
 #include "ipc/layout.h"
+#include "ipc/protocol/timeline.h"
 #include "ipc/shared_memory.h"
 
 namespace limbo {
@@ -34,6 +35,9 @@ class LeaseTimelines {
 
   // Whether those who waited for `number` were let pass without it.
   [[nodiscard]] bool ended_before(std::uint32_t index, std::uint64_t number) const noexcept;
+
+  // The same while it may still come.
+  [[nodiscard]] protocol::Arrival arrival(std::uint32_t index, std::uint64_t number) const noexcept;
 
   // Their owner is quiet and they are complete: no wait begins any more. False while some thread is
   // enqueueing one.

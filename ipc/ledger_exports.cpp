@@ -31,6 +31,7 @@ std::uint64_t name_of(const Lease& lease) {
 Exports::Exports(LedgerView ledger)
     : ledger_(ledger),
       records_(ledger.capacities().exports),
+      upstream_(ledger),
       candidates_(records_, ExportListKind::kCandidates),
       idle_(records_, ExportListKind::kIdle),
       deadlines_(records_) {}
@@ -172,17 +173,25 @@ void Exports::take_out(std::uint32_t index) noexcept {
 void Exports::forget(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
   delete std::exchange(record.seen, nullptr);
+  upstream_.clear(record.upstream);
   if (Forwarder* forwarder = std::exchange(record.forwarder, nullptr)) forwarder->forget(index);
 }
 
-void Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {
+bool Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {
   ExportRecord& record = records_[index];
+  const ExportRecord& held = records_[from];
   record.forwarder = &forwarder;
   ++forwarder.named;
-  std::copy(std::begin(records_[from].own), std::end(records_[from].own), std::begin(record.own));
-  if (!records_[from].let_go) return;
-  record.let_go = true;
-  set_deadline(index);
+  std::copy(std::begin(held.own), std::end(held.own), std::begin(record.own));
+  if (held.let_go) {
+    record.let_go = true;
+    set_deadline(index);
+  }
+  for (const TimelinePoint& point : held.points) {
+    if (point.owner == 0 || point.number == 0) continue;
+    if (!upstream_.add(record.upstream, point, *held.forwarder)) return false;
+  }
+  return upstream_.add_all(record.upstream, held.upstream);
 }
 
 // ---- the end --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@
 #include "ipc/leases.h"
 #include "ipc/ledger_record.h"
 #include "ipc/protocol/close.h"
+#include "ipc/upstream_numbers.h"
 #include "ipc/views.h"
 
 namespace limbo {
@@ -60,7 +61,9 @@ class Exports {
   // The same, where the pin cannot be undone now: it goes to the chain of what is over.
   void cancel_later(std::uint32_t index) noexcept;
   // An export was reserved for `forwarder`, of the block of another one, whose owner may have let go.
-  void forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept;
+  // False: there is no room for what it has to say; then cancel it.
+  [[nodiscard]] bool forwards(std::uint32_t index, std::uint32_t from,
+                              Forwarder& forwarder) noexcept;
 
   // ---- the end ----------------------------------------------------------------------------
   // The block's owner has freed it.
@@ -88,6 +91,7 @@ class Exports {
 
   // ---- looking ----------------------------------------------------------------------------
   [[nodiscard]] ExportRecord& record(std::uint32_t index) noexcept { return records_[index]; }
+  [[nodiscard]] UpstreamNumbers& upstream() noexcept { return upstream_; }
   [[nodiscard]] protocol::ExportWord read(std::uint32_t index) const noexcept {
     return protocol::decode_export(word(index)->load(std::memory_order_acquire));
   }
@@ -138,6 +142,7 @@ class Exports {
 
   LedgerView ledger_;
   SparseArray<ExportRecord> records_;
+  UpstreamNumbers upstream_;
   ExportList candidates_;
   ExportList idle_;
   DeadlineHeap deadlines_;

@@ -49,6 +49,7 @@ struct ExportRecord {
   ExportLink over_next = 0;         // of the chain of what is over, or of the free slots
   std::uint32_t heap_position = 0;  // + 1; 0: no deadline
   Forwarder* forwarder = nullptr;   // who has sent it on, if it was a consumer
+  protocol::UpstreamWord upstream;  // what was on its way before that
   LeaseSet* seen = nullptr;         // the leases that count already; owned; only if promised > 1
   ExportListKind list = ExportListKind::kNone;
   bool in_use = false;  // reserved, or its word is not FREE

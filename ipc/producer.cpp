@@ -44,20 +44,19 @@ Capacities checked(const Capacities& capacities) {
 
 }  // namespace
 
-protocol::ExportFields fields_of(const ExportTicket& ticket) {
-  const auto where = [](const TimelinePoint& point) {
-    return (std::uint64_t{point.owner} << 32) | point.index;
-  };
+protocol::ExportFields fields_of(const ExportTicket& ticket,
+                                 const protocol::UpstreamWord& upstream) {
   protocol::ExportFields fields{};
   at(fields, ExportField::kFirstPiece) = ticket.piece_index;
   at(fields, ExportField::kPieceGeneration) = ticket.piece_generation;
   at(fields, ExportField::kPieceCount) = ticket.piece_count;
   at(fields, ExportField::kOffsetBytes) = ticket.offset_bytes;
   at(fields, ExportField::kSizeBytes) = ticket.size_bytes;
-  at(fields, ExportField::kPointWhere0) = where(ticket.points[0]);
-  at(fields, ExportField::kPointWhere1) = where(ticket.points[1]);
+  at(fields, ExportField::kPointWhere0) = where_of(ticket.points[0]);
+  at(fields, ExportField::kPointWhere1) = where_of(ticket.points[1]);
   at(fields, ExportField::kPointNumber0) = ticket.points[0].number;
   at(fields, ExportField::kPointNumber1) = ticket.points[1].number;
+  at(fields, ExportField::kUpstream) = protocol::encode(upstream);
   return fields;
 }
 
@@ -253,13 +252,13 @@ ExportTicket Producer::share_received(const OwnOpen& own, const void* data, std:
     impl.allocator.unpin(own.block.block);
     throw;
   }
-  return impl.share_pinned(data, size_bytes, options, own.block, behind);
+  return impl.share_pinned(data, size_bytes, options, own.block, behind, &own);
 }
 
 // The pin is taken over: it stays when this returns, and is undone when it throws.
 ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_bytes,
                                           const ShareOptions& options, const BlockView& block,
-                                          const SendingStreams& behind) {
+                                          const SendingStreams& behind, const OwnOpen* received) {
   bool reserved = false;
   Reserved slot;
   try {
@@ -279,6 +278,7 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
                    options.consumers);
     reserved = true;
     LIMBO_FAIL_POINT("share.after_reserve");
+    if (received != nullptr) send_on_own(slot.export_index, *received);
     enqueue_numbers(exports.record(slot.export_index), behind);
     LIMBO_FAIL_POINT("share.after_enqueue");
   } catch (...) {
@@ -302,7 +302,7 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
                             .points = {record.points[0], record.points[1]},
                             .device_uuid = slot.piece.device_uuid};
   record.sent = ProducerClock::now();
-  exports.open(slot.export_index, fields_of(ticket));
+  exports.open(slot.export_index, fields_of(ticket, record.upstream));
   sends.fetch_add(1, std::memory_order_relaxed);
   LIMBO_FAIL_POINT("share.after_open");
   return ticket;
@@ -340,14 +340,17 @@ OwnOpen Producer::open_own(std::uint32_t export_index, std::uint64_t generation)
   const ClaimVerdict verdict = protocol::verdict_of(impl.exports.read(export_index), generation);
   if (verdict != ClaimVerdict::kStands) throw_refused(verdict);
   const ExportRecord& record = impl.exports.record(export_index);
+  OwnOpen own{.block = record.block,
+              .offset_bytes = record.offset_bytes,
+              .size_bytes = record.size_bytes,
+              .points = {record.points[0], record.points[1]},
+              .forwarder = record.forwarder != nullptr ? record.forwarder->timelines : nullptr,
+              .behind = impl.numbers_behind(export_index),
+              .upstream_lost = record.upstream.lost};
   impl.allocator.pin_again(record.block.block);
   LIMBO_FAIL_POINT("own.after_pin");
   impl.exports.claimed_by_owner(export_index);
-  return {.block = record.block,
-          .offset_bytes = record.offset_bytes,
-          .size_bytes = record.size_bytes,
-          .points = {record.points[0], record.points[1]},
-          .forwarder = record.forwarder != nullptr ? record.forwarder->timelines : nullptr};
+  return own;
 }
 
 void Producer::mark_context_lost() {

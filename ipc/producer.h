@@ -72,9 +72,11 @@ struct OwnOpen {
   std::uint64_t size_bytes = 0;
   TimelinePoint points[2];
   std::shared_ptr<LeaseTimelines>
-      forwarder;  // whose numbers these are, if a consumer has sent it on
+      forwarder;                         // whose numbers these are, if a consumer has sent it on
+  std::vector<ForwardersNumber> behind;  // those, and what was on its way before it was sent on
+  bool upstream_lost = false;            // or will never come
 
-  // Whether the forwarder has died, or lost its context, before one of them came.
+  // Whether a forwarder has died, or lost its context, before one of them came.
   [[nodiscard]] bool ended_early() const noexcept;
 };
 

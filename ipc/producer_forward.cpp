@@ -55,6 +55,13 @@ bool can_drop(const Forwarder& forwarder) {
   return forwarder.named == 0 && forwarder.quiet;
 }
 
+[[noreturn]] void throw_upstream_full(const Capacities& capacities) {
+  throw Error(ErrorCode::kLedgerFull,
+              "The ledger has room for " + std::to_string(capacities.exports) +
+                  " numbers of earlier forwarders that have not come, and all are in use.",
+              "Raise the option ledger_exports in the owner, or let go of what is held.");
+}
+
 // Inside the range that the asker was given.
 bool is_inside(const ForwardRequest& request, const ExportRecord& held) {
   return request.offset_bytes >= held.offset_bytes && request.size_bytes <= held.size_bytes &&
@@ -117,8 +124,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     forwarder->incarnation = lease->peer().incarnation;
     forwarder->timelines = lease->timelines();
   } else if (forwarder->named == 0) {
-    forwarder->pidfd = std::move(spare.front().pidfd);
-    forwarder->life_line = std::move(spare.front().life_line);
+    forwarder->signs = std::move(spare.front().signs);
   }
   try {
     forwarder->unheard.insert(*index);
@@ -126,7 +132,10 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     exports.cancel_later(*index);
     throw;
   }
-  exports.forwards(*index, request.held.export_index, *forwarder);
+  if (!exports.forwards(*index, request.held.export_index, *forwarder)) {
+    exports.cancel_later(*index);
+    throw_upstream_full(capacities);
+  }
   ExportRecord& record = exports.record(*index);
   record.sent = ProducerClock::now();
   for (std::size_t i = 0; i < 2; ++i) {
@@ -147,7 +156,8 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
                                   .offset_bytes = record.offset_bytes,
                                   .size_bytes = record.size_bytes,
                                   .points = {record.points[0], record.points[1]},
-                                  .device_uuid = piece.device_uuid}));
+                                  .device_uuid = piece.device_uuid},
+                                 record.upstream));
   return *index;
 }
 
@@ -155,13 +165,13 @@ protocol::ClaimTarget Producer::forward(std::uint32_t lease_number, const Forwar
                                         int pidfd, int life_line, std::uint32_t life_line_flags) {
   Impl& impl = *impl_;
   check(request, impl.capacities);
-  std::list<Forwarder> spare(1);
-  spare.front().pidfd = duplicate(pidfd);
-  spare.front().life_line = duplicate(life_line);
-  spare.front().life_line_flags = life_line_flags;
-  if (!spare.front().pidfd.valid() || !spare.front().life_line.valid()) {
+  const auto signs = std::make_shared<const ForwarderSigns>(
+      ForwarderSigns{duplicate(pidfd), duplicate(life_line), life_line_flags});
+  if (!signs->pidfd.valid() || !signs->life_line.valid()) {
     throw Error(ErrorCode::kNoChannel, "Its owner has no file descriptors left.");
   }
+  std::list<Forwarder> spare(1);
+  spare.front().signs = signs;
   protocol::ClaimTarget made;
   {
     Impl::Hold hold(impl);
@@ -214,7 +224,7 @@ void Producer::hears_no_more(std::uint32_t lease_number) {
 }
 
 void Producer::Impl::withdraw_unheard(Forwarder& forwarder) {
-  if (forwarder.unheard.empty()) return;
+  if (forwarder.unheard.empty() || protocol::makes(protocol::Mistake::kUnheardAnswerKept)) return;
   for (const std::uint32_t index : forwarder.unheard) {
     (void)exports.drain(index, exports.record(index).generation, protocol::EndReason::kWithdrawn);
   }
@@ -232,8 +242,8 @@ ForwarderFiles Producer::forwarder_files(std::uint32_t lease_number) {
     Impl::Hold hold(impl);
     const Forwarder* forwarder = impl.find_forwarder(lease_number);
     if (forwarder != nullptr && forwarder->named > 0) {
-      files = {forwarder->timelines, duplicate(forwarder->pidfd.get()),
-               duplicate(forwarder->life_line.get()), forwarder->life_line_flags};
+      files = {forwarder->timelines, duplicate(forwarder->signs->pidfd.get()),
+               duplicate(forwarder->signs->life_line.get()), forwarder->signs->life_line_flags};
       complete = files.pidfd.valid() && files.life_line.valid();
     }
     hold.leave_unpins_to_the_next();
@@ -278,10 +288,42 @@ void Producer::wait_own(StreamRef stream, const OwnOpen& own) {
 }
 
 bool OwnOpen::ended_early() const noexcept {
-  return forwarder != nullptr &&
-         std::any_of(std::begin(points), std::end(points), [this](const TimelinePoint& point) {
-           return point.owner != 0 && forwarder->ended_before(point.index, point.number);
+  return upstream_lost ||
+         std::any_of(behind.begin(), behind.end(), [](const ForwardersNumber& number) {
+           return number.timelines->ended_before(number.point.index, number.point.number);
          });
+}
+
+std::vector<ForwardersNumber> Producer::Impl::numbers_behind(std::uint32_t index) {
+  const ExportRecord& record = exports.record(index);
+  std::vector<ForwardersNumber> behind;
+  const auto add = [&](const TimelinePoint& point, const Forwarder& forwarder) {
+    behind.push_back({point, forwarder.timelines, forwarder.signs});
+  };
+  for (const TimelinePoint& point : record.points) {
+    if (point.owner != 0 && point.number != 0) add(point, *record.forwarder);
+  }
+  exports.upstream().for_each(record.upstream, add);
+  return behind;
+}
+
+// A forwarder that is not known any more is quiet, and all that will come of it has.
+void Producer::Impl::send_on_own(std::uint32_t index, const OwnOpen& own) {
+  Hold hold(*this);
+  protocol::UpstreamWord& upstream = exports.record(index).upstream;
+  if (own.upstream_lost) exports.upstream().lose(upstream);
+  bool room = true;
+  for (const ForwardersNumber& number : own.behind) {
+    const TimelinePoint& point = number.point;
+    if (Forwarder* forwarder = find_forwarder(point.owner - 1)) {
+      if (forwarder->named == 0) forwarder->signs = number.signs;
+      room = room && exports.upstream().add(upstream, point, *forwarder);
+      if (forwarder->named == 0) forwarder->signs.reset();
+    } else if (number.timelines->ended_before(point.index, point.number)) {
+      exports.upstream().lose(upstream);
+    }
+  }
+  if (!room) throw_upstream_full(capacities);
 }
 
 bool Producer::has_forwarders_to_drop() {

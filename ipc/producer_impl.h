@@ -87,6 +87,8 @@ struct Producer::Impl {
   // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
   std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request,
                         std::list<Forwarder>& spare);
+  // All numbers of forwarders that an export is behind, whether they have come or not.
+  [[nodiscard]] std::vector<ForwardersNumber> numbers_behind(std::uint32_t index);
   [[nodiscard]] std::uint64_t wanted_back_bytes(const Lease& lease, int device_index) const;
 
   // ---- without the lock
@@ -108,10 +110,13 @@ struct Producer::Impl {
     std::uint32_t piece_index = 0;
     PieceRecord piece;
   };
-  // For a pinned block, which stays the caller's; the rest of share.
+  // For a pinned block, which stays the caller's; the rest of share. `received`: by what it came back.
   [[nodiscard]] ExportTicket share_pinned(const void* data, std::size_t size_bytes,
                                           const ShareOptions& options, const BlockView& block,
-                                          const SendingStreams& behind);
+                                          const SendingStreams& behind,
+                                          const OwnOpen* received = nullptr);
+  // An export was reserved of what came back here: it names what that is behind.
+  void send_on_own(std::uint32_t index, const OwnOpen& own);
   void enqueue_numbers(ExportRecord& record, const SendingStreams& behind);
   [[nodiscard]] Reserved reserve(const void* data, std::size_t size_bytes, const BlockView& block,
                                  std::chrono::milliseconds time_limit, int consumers);
@@ -149,8 +154,9 @@ struct Producer::Impl {
   const std::int64_t row_scans_per_second;
 };
 
-// What an export's row says, as its descriptor does.
-[[nodiscard]] protocol::ExportFields fields_of(const ExportTicket& ticket);
+// What an export's row says: as its descriptor does, and what is behind that.
+[[nodiscard]] protocol::ExportFields fields_of(const ExportTicket& ticket,
+                                               const protocol::UpstreamWord& upstream);
 
 // A time limit as it is kept: at most ten years, which is for ever.
 [[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds time_limit);

@@ -198,7 +198,12 @@ void Producer::check_invariants() {
     std::uint64_t named = 0;
     for (std::uint32_t index = 0; index < impl.exports.slots_touched(); ++index) {
       const ExportRecord& record = impl.exports.record(index);
-      if (record.in_use && record.forwarder == &forwarder) ++named;
+      if (!record.in_use) continue;
+      named += record.forwarder == &forwarder ? 1 : 0;
+      impl.exports.upstream().for_each(record.upstream,
+                                       [&](const TimelinePoint&, const Forwarder& before) {
+                                         named += &before == &forwarder ? 1 : 0;
+                                       });
     }
     if (named != forwarder.named) {
       throw Error(ErrorCode::kInternal, "The exports that lease " +
@@ -206,12 +211,17 @@ void Producer::check_invariants() {
                                             " has forwarded are miscounted.");
     }
   }
+  std::uint64_t upstream = 0;
   for (std::uint32_t index = 0; index < impl.exports.slots_touched(); ++index) {
     const ExportRecord& record = impl.exports.record(index);
+    upstream += record.in_use ? record.upstream.count : 0;
     if (record.in_use && impl.pieces.find(record.block.piece_id) != record.piece_index) {
       throw Error(ErrorCode::kInternal,
                   "Export " + std::to_string(index) + " names a piece that was returned.");
     }
+  }
+  if (upstream != impl.exports.upstream().taken()) {
+    throw Error(ErrorCode::kInternal, "The numbers that exports are behind are miscounted.");
   }
 }
 

@@ -13,6 +13,7 @@
 #include "ipc/holdings.h"
 #include "ipc/packet.h"
 #include "ipc/protocol/mistakes.h"
+#include "ipc/protocol/upstream.h"
 
 namespace limbo {
 namespace {
@@ -76,10 +77,8 @@ ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
   facts.offset_bytes = row.offset_bytes.load(std::memory_order_relaxed);
   facts.size_bytes = row.size_bytes.load(std::memory_order_relaxed);
   for (std::size_t index = 0; index < 2; ++index) {
-    const std::uint64_t where = row.point_where[index].load(std::memory_order_relaxed);
-    facts.points[index] = {static_cast<std::uint32_t>(where >> 32),
-                           static_cast<std::uint32_t>(where & 0xffff'ffffU),
-                           row.point_number[index].load(std::memory_order_relaxed)};
+    facts.points[index] = point_of(row.point_where[index].load(std::memory_order_relaxed),
+                                   row.point_number[index].load(std::memory_order_relaxed));
     if (facts.points[index] != ticket.points[index]) mismatch("its timelines differ");
   }
   if (row.first_piece.load(std::memory_order_relaxed) != ticket.piece_index ||
@@ -94,6 +93,14 @@ ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
   if (facts.piece.size_bytes != ticket.piece_size_bytes || facts.piece.uuid != ticket.device_uuid) {
     mismatch("its piece's size or device differs");
   }
+  const protocol::UpstreamWord upstream =
+      protocol::decode_upstream(row.upstream.load(std::memory_order_relaxed));
+  facts.upstream_lost = upstream.lost;
+  const bool whole = protocol::read_upstream(protocol::g_memory, ledger, upstream,
+                                             [&](std::uint64_t where, std::uint64_t number) {
+                                               facts.upstream.push_back(point_of(where, number));
+                                             });
+  if (!whole) mismatch("what it was made of is out of range");
   return facts;
 }
 
@@ -186,6 +193,8 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
     const StreamUse home = receiving_stream(device_, device, options);
     // Before it is mapped: an owner that ends waits for that, and is asked nothing behind it.
     std::array<SenderPoint, 2> sent{link->meet(facts.points[0]), link->meet(facts.points[1])};
+    std::vector<SenderPoint> upstream;
+    for (const TimelinePoint& point : facts.upstream) upstream.push_back(link->meet(point));
     const Mapping* mapping = map(claimed, *link, facts.piece, device);
     for (const SenderPoint& point : sent) link->wait(home.stream, point);
     LIMBO_FAIL_POINT("receive.after_wait");
@@ -199,7 +208,7 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
                     .ticket = ticket,
                     .own = {}}});
     claimed.hand_over(block.job());
-    block.fill(facts, home, std::move(sent));
+    block.fill(facts, home, std::move(sent), std::move(upstream));
   } catch (const Error& failure) {
     if (failure.code() != ErrorCode::kDeviceError) throw;
     if (releases_.is_lost(device, true)) {

@@ -74,9 +74,9 @@ class ReceivedBlock {
   // The block belongs to this very process.
   [[nodiscard]] virtual bool same_process() const noexcept = 0;
 
-  // The producer has died, or who has sent the block on has before its own work on it was done; the
-  // memory stays readable, unfinished work of the dead will not come. Whoever has waited for the
-  // stream that received sees it.
+  // The producer has died, or one of all who have sent the block on has before its own work was done:
+  // the memory stays readable, that work will not come. Whoever has waited for the receiving stream
+  // sees it. It stays so, here and where it is sent on, whoever writes the block anew: send a copy.
   [[nodiscard]] virtual bool orphaned() const noexcept = 0;
 
   // The block is also used on `stream`: the release waits for what that has queued by then. A stream

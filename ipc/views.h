@@ -68,6 +68,8 @@ class ExportView {
 };
 static_assert(offsetof(ExportRow, point_number) ==
               8 * (1 + static_cast<std::size_t>(protocol::ExportField::kPointNumber0)));
+static_assert(offsetof(ExportRow, upstream) ==
+              8 * (1 + static_cast<std::size_t>(protocol::ExportField::kUpstream)));
 
 // The producer's ledger. Consumers map it read-only and only load.
 class LedgerView {
@@ -91,8 +93,23 @@ class LedgerView {
   [[nodiscard]] SharedWord* export_word(std::uint32_t index) const noexcept {
     return &export_row(index).word;
   }
+  // As many as there are exports: what upstream.h calls `Ledger`.
+  [[nodiscard]] std::uint32_t upstream_rows() const noexcept { return capacities_.exports; }
+  [[nodiscard]] SharedWord* upstream_where(std::uint32_t index) const noexcept {
+    return &upstream_row(index).where;
+  }
+  [[nodiscard]] SharedWord* upstream_number(std::uint32_t index) const noexcept {
+    return &upstream_row(index).number;
+  }
+  [[nodiscard]] SharedWord* upstream_next(std::uint32_t index) const noexcept {
+    return &upstream_row(index).next;
+  }
 
  private:
+  [[nodiscard]] UpstreamRow& upstream_row(std::uint32_t index) const noexcept {
+    return reinterpret_cast<UpstreamRow*>(base_ + layout_.upstream)[index];
+  }
+
   std::byte* base_ = nullptr;
   LedgerLayout layout_;
   Capacities capacities_;

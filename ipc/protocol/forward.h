@@ -13,8 +13,8 @@
 // |            |      |      |                               |         | since then expires          |
 //
 // Steps of the owner, all under the collect lock: may_forward; a slot; a pin more on the block,
-// which the asker's export still pins; OPEN. Nothing here unpins or calls back: a forward that fails
-// behind its pin hangs it on the chain of exports that are over.
+// which the asker's export still pins; what has not come yet (upstream.h); OPEN. Nothing here unpins
+// or calls back: a forward that fails behind its pin hangs it on the chain of exports that are over.
 #pragma once
 
 #include <cstdint>

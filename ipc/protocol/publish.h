@@ -38,8 +38,9 @@ enum class ExportField : std::uint8_t {
   kPointWhere1,
   kPointNumber0,
   kPointNumber1,
+  kUpstream,
 };
-inline constexpr std::size_t kExportFields = 9;
+inline constexpr std::size_t kExportFields = 10;
 using ExportFields = std::array<std::uint64_t, kExportFields>;
 
 constexpr std::uint64_t& at(ExportFields& fields, ExportField field) noexcept {

@@ -69,4 +69,24 @@ constexpr ClaimWord decode_claim(std::uint64_t bits) noexcept {
           static_cast<ClaimState>(bits & 3)};
 }
 
+// ---- upstream word of an export: lost (1) | count (31) | first row + 1 (32) --------------------
+
+// What a message is made of that had not come when it was sent on (upstream.h).
+struct UpstreamWord {
+  bool lost = false;        // something will never come; then there are no rows
+  std::uint32_t count = 0;  // numbers, one a row
+  std::uint32_t first = 0;  // + 1; 0: none
+
+  friend constexpr bool operator==(const UpstreamWord&, const UpstreamWord&) = default;
+};
+
+constexpr std::uint64_t encode(const UpstreamWord& word) noexcept {
+  return (std::uint64_t{word.lost} << 63) | (std::uint64_t{word.count} << 32) | word.first;
+}
+
+constexpr UpstreamWord decode_upstream(std::uint64_t bits) noexcept {
+  return {(bits >> 63) != 0, static_cast<std::uint32_t>((bits >> 32) & 0x7fff'ffffU),
+          static_cast<std::uint32_t>(bits & 0xffff'ffffU)};
+}
+
 }  // namespace limbo::protocol

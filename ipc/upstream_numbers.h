@@ -1,0 +1,59 @@
+// What a producer's exports say of numbers that had not come when they were sent on: the shared rows
+// (the table is in protocol/upstream.h), and beside each the forwarder that it names.
+//
+// Guarded by the collect lock. Allocates nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "ipc/forwarders.h"
+#include "ipc/layout.h"
+#include "ipc/ledger_sparse.h"
+#include "ipc/protocol/upstream.h"
+#include "ipc/views.h"
+
+namespace limbo {
+
+class UpstreamNumbers {
+ public:
+  // As many rows as exports.
+  explicit UpstreamNumbers(LedgerView ledger)
+      : ledger_(ledger), records_(ledger.capacities().exports) {}
+
+  // `list`, of an export that is not open yet, names `point` of `forwarder`'s, unless that has come.
+  // False: all rows are taken.
+  [[nodiscard]] bool add(protocol::UpstreamWord& list, const TimelinePoint& point,
+                         Forwarder& forwarder);
+  // The same for all that another list names.
+  [[nodiscard]] bool add_all(protocol::UpstreamWord& list, const protocol::UpstreamWord& from);
+  // Something before it will never come. The rest says nothing then.
+  void lose(protocol::UpstreamWord& list) noexcept;
+  // The export is over.
+  void clear(protocol::UpstreamWord& list) noexcept;
+
+  // visit(point, forwarder).
+  template <typename Visitor>
+  void for_each(const protocol::UpstreamWord& list, Visitor&& visit) const {
+    for (std::uint32_t link = list.first; link != 0;) {
+      const Record& record = records_[link - 1];
+      link = record.next;
+      visit(record.point, *record.forwarder);
+    }
+  }
+  [[nodiscard]] std::uint32_t taken() const noexcept { return taken_; }
+
+ private:
+  struct Record {
+    TimelinePoint point;
+    Forwarder* forwarder;
+    std::uint32_t next;  // index + 1, as in the shared row; or of the free ones
+  };
+
+  LedgerView ledger_;
+  SparseArray<Record> records_;
+  std::uint32_t free_ = 0;        // + 1
+  std::uint32_t next_fresh_ = 0;  // rows from here on were never used
+  std::uint32_t taken_ = 0;
+};
+
+}  // namespace limbo

@@ -1,0 +1,313 @@
+// What a message says of numbers that had not come when it was sent on: the rows in the ledger, whom
+// they name and for how long, and what is left out.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <vector>
+
+#include "ipc/protocol/upstream.h"
+#include "ipc/timelines.h"
+#include "tests/unit/producer_support.h"
+#include "tests/unit/protocol_support.h"
+
+namespace limbo {
+namespace {
+
+using namespace limbo::testing;
+using protocol::Arrival;
+using protocol::UpstreamWord;
+using protocol::testing::RecordingMemory;
+
+// ---- the words ----------------------------------------------------------------------------------
+
+struct PlainUpstream {
+  std::uint32_t upstream_rows() const { return 3; }
+  std::string upstream_where(std::uint32_t i) const { return "where" + std::to_string(i); }
+  std::string upstream_number(std::uint32_t i) const { return "number" + std::to_string(i); }
+  std::string upstream_next(std::uint32_t i) const { return "next" + std::to_string(i); }
+};
+
+TEST(ProtocolUpstream, TheWordKeepsItsParts) {
+  for (const UpstreamWord& word : {UpstreamWord{}, UpstreamWord{true, 0, 0},
+                                   UpstreamWord{false, 0x7fff'ffffU, 0xffff'ffffU}}) {
+    EXPECT_EQ(protocol::decode_upstream(protocol::encode(word)), word);
+  }
+  EXPECT_EQ(protocol::encode(UpstreamWord{}), 0U);
+}
+
+TEST(ProtocolUpstream, WhatIsWrittenIsRead) {
+  RecordingMemory memory;
+  const PlainUpstream rows;
+  protocol::write_upstream(memory, rows, 2, 20, 21, 0);
+  protocol::write_upstream(memory, rows, 0, 10, 11, 3);
+  std::vector<std::uint64_t> seen;
+  const auto visit = [&](std::uint64_t where, std::uint64_t number) {
+    seen.insert(seen.end(), {where, number});
+  };
+  EXPECT_TRUE(protocol::read_upstream(memory, rows, {false, 2, 1}, visit));
+  EXPECT_EQ(seen, (std::vector<std::uint64_t>{10, 11, 20, 21}));
+  EXPECT_TRUE(protocol::read_upstream(memory, rows, {}, visit));
+  EXPECT_EQ(seen.size(), 4U);
+}
+
+TEST(ProtocolUpstream, RowsThatCannotBeAreNotRead) {
+  RecordingMemory memory;
+  const PlainUpstream rows;
+  protocol::write_upstream(memory, rows, 0, 10, 11, 1);  // leads to itself
+  protocol::write_upstream(memory, rows, 1, 10, 11, 5);  // out of range
+  const auto read = [&](const UpstreamWord& word) {
+    return protocol::read_upstream(memory, rows, word, [](std::uint64_t, std::uint64_t) {});
+  };
+  for (const UpstreamWord& word :
+       {UpstreamWord{false, 1, 1}, UpstreamWord{false, 3, 1}, UpstreamWord{false, 4, 1},
+        UpstreamWord{false, 1, 2}, UpstreamWord{false, 2, 2}, UpstreamWord{false, 1, 4},
+        UpstreamWord{false, 1, 0}, UpstreamWord{false, 0, 1}}) {
+    EXPECT_FALSE(read(word)) << word.count << " from " << word.first;
+  }
+}
+
+// Whenever it is asked, before, during and after the end.
+TEST(ProtocolUpstream, AnArrivalIsForEver) {
+  RecordingMemory memory;
+  const auto arrival = [&](std::uint64_t number) {
+    return protocol::arrival_of(memory, std::string("value"), std::string("end"), number);
+  };
+  memory["value"] = 4;
+  EXPECT_EQ(arrival(4), Arrival::kCame);
+  EXPECT_EQ(arrival(5), Arrival::kPending);
+  protocol::end_timeline(memory, std::string("value"), std::string("end"));
+  EXPECT_EQ(arrival(4), Arrival::kCame);
+  EXPECT_EQ(arrival(5), Arrival::kLost);
+  memory["value"] = 5;  // too late
+  EXPECT_EQ(arrival(5), Arrival::kLost);
+}
+
+// ---- the owner's exports --------------------------------------------------------------------------
+
+class Upstream : public ProducerTest {
+ protected:
+  // A consumer with its timelines, each moved by hand.
+  struct Forwarder {
+    explicit Forwarder(Upstream& test)
+        : consumer(*test.producer_),
+          memory(SharedMemory::map_received(
+              "test", ::fcntl(consumer.grant().own_timelines_fd, F_DUPFD_CLOEXEC, 0),
+              timelines_bytes(small_tables()), ReceiverMay::kWrite)) {}
+    [[nodiscard]] SharedWord& value(std::uint32_t index) const {
+      return static_cast<Timeline*>(memory.data())[index].value;
+    }
+    PlayedConsumer consumer;
+    SharedMemory memory;
+  };
+
+  void SetUp() override {
+    ProducerTest::SetUp();
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, life_line_), 0);
+    data_ = allocate();
+    ticket_ = share(data_);
+  }
+  void TearDown() override {
+    for (const int fd : life_line_) ::close(fd);
+    ProducerTest::TearDown();
+  }
+
+  // Opens `held` and sends it on behind these numbers.
+  ExportTicket pass_on(Forwarder& by, const ExportTicket& held, std::uint64_t number,
+                       std::uint64_t second = 0, std::uint32_t index = 0) {
+    std::uint32_t slot = 0;
+    EXPECT_EQ(by.consumer.claim(held, &slot), ClaimVerdict::kStands);
+    ForwardRequest request;
+    request.slot = slot;
+    request.held = {held.export_index, held.generation};
+    request.offset_bytes = held.offset_bytes;
+    request.size_bytes = held.size_bytes;
+    request.time_limit = std::chrono::hours(1);
+    request.points[0] = {0, index, number};
+    request.points[1] = {0, index + 1, second};
+    // (Any descriptor stands for a pidfd here.)
+    const auto made =
+        producer_->forward(by.consumer.lease(), request, life_line_[1], life_line_[0], 0);
+    producer_->heard(by.consumer.lease(), made);
+    producer_->check_invariants();
+    ExportTicket ticket = held;
+    ticket.export_index = made.export_index;
+    ticket.generation = made.generation;
+    return ticket;
+  }
+  // What its row says: pairs of lease and number, and how it begins.
+  UpstreamWord word_of(const ExportTicket& ticket) {
+    return protocol::decode_upstream(ledger().export_row(ticket.export_index).upstream.load());
+  }
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> named_by(const ExportTicket& ticket) {
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> named;
+    protocol::StdMemory memory;
+    EXPECT_TRUE(protocol::read_upstream(memory, ledger(), word_of(ticket),
+                                        [&](std::uint64_t where, std::uint64_t number) {
+                                          const TimelinePoint point = point_of(where, number);
+                                          named.emplace_back(point.owner - 1, point.number);
+                                        }));
+    return named;
+  }
+  LedgerView ledger() { return {producer_->ledger_mapping(), small_tables()}; }
+  static std::pair<std::uint32_t, std::uint64_t> number_of(const Forwarder& of,
+                                                           std::uint64_t number) {
+    return {of.consumer.lease(), number};
+  }
+  void end(std::initializer_list<Forwarder*> all) {
+    for (Forwarder* each : all) each->consumer.release_all();
+    allocator_->free(data_);
+    producer_->collect();
+    for (Forwarder* each : all) each->consumer.die();
+    producer_->run_time_limits(Producer::Clock::now() + std::chrono::hours(2));
+    producer_->collect();
+    producer_->drop_forwarders();
+    EXPECT_EQ(stats().forwarders, 0U);
+  }
+
+  int life_line_[2] = {-1, -1};
+  std::byte* data_ = nullptr;
+  ExportTicket ticket_;
+};
+
+TEST_F(Upstream, WhatIsOnItsWayIsNamedDownTheChain) {
+  Forwarder first(*this), second(*this), third(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  EXPECT_EQ(word_of(one), UpstreamWord{});  // the owner's own numbers are nobody's upstream
+  const ExportTicket two = pass_on(second, one, 7, 8);
+  EXPECT_EQ(named_by(two), (std::vector{number_of(first, 5)}));
+  const ExportTicket three = pass_on(third, two, 9);
+  EXPECT_EQ(named_by(three),
+            (std::vector{number_of(first, 5), number_of(second, 8), number_of(second, 7)}));
+  end({&first, &second, &third});
+}
+
+TEST_F(Upstream, WhatHasComeIsLeftOut) {
+  Forwarder first(*this), second(*this), third(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  const ExportTicket two = pass_on(second, one, 7);
+  first.value(0).store(5);
+  const ExportTicket three = pass_on(third, two, 9);
+  EXPECT_EQ(named_by(three), (std::vector{number_of(second, 7)}));
+  second.value(0).store(8);
+  EXPECT_EQ(word_of(pass_on(third, two, 10)), UpstreamWord{});
+  end({&first, &second, &third});
+}
+
+TEST_F(Upstream, WhatWillNeverComeIsOneBit) {
+  Forwarder first(*this), second(*this), third(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  const ExportTicket two = pass_on(second, one, 7);
+  EXPECT_TRUE(producer_->complete_waits(first.consumer.lease()));
+  const UpstreamWord lost{true, 0, 0};
+  EXPECT_EQ(word_of(pass_on(second, one, 8)), lost);
+  const ExportTicket three = pass_on(third, two, 9);
+  EXPECT_EQ(word_of(three), lost);
+  EXPECT_EQ(word_of(pass_on(second, three, 9)), lost);  // for ever
+  const OwnOpen own = producer_->open_own(three.export_index, three.generation);
+  EXPECT_TRUE(own.ended_early());
+  allocator_->unpin(own.block.block);
+  end({&first, &second, &third});
+}
+
+// It goes round and round, and nothing of it ever comes: as many rows as timelines, not as messages.
+TEST_F(Upstream, OfOneTimelineTheLastNumberIsNamed) {
+  Forwarder first(*this), second(*this);
+  ExportTicket ticket = ticket_;
+  for (std::uint64_t round = 1; round <= 10; ++round) {
+    ticket = pass_on(first, ticket, 2 * round);
+    ticket = pass_on(second, ticket, 2 * round + 1);
+  }
+  const ExportTicket last = pass_on(first, ticket, 100);
+  EXPECT_EQ(word_of(last).count, 2U);
+  for (const auto& named : {number_of(first, 20), number_of(second, 21)}) {
+    const auto all = named_by(last);
+    EXPECT_NE(std::find(all.begin(), all.end(), named), all.end());
+  }
+  end({&first, &second});
+}
+
+// Whoever opens the last message asks for the first one's timelines.
+TEST_F(Upstream, WhoeverIsNamedIsKept) {
+  Forwarder first(*this), second(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  const ExportTicket two = pass_on(second, one, 7);
+  producer_->take_back(first.consumer.lease(), one.export_index, one.generation);
+  second.consumer.release(one);
+  producer_->collect();
+  const std::uint32_t lease = first.consumer.lease();
+  first.consumer.die();
+  EXPECT_FALSE(producer_->has_forwarders_to_drop());
+  EXPECT_TRUE(producer_->forwarder_files(lease).pidfd.valid());
+  producer_->take_back(second.consumer.lease(), two.export_index, two.generation);
+  allocator_->free(data_);
+  producer_->collect();
+  EXPECT_ERROR((void)producer_->forwarder_files(lease), kGone);
+  EXPECT_TRUE(producer_->has_forwarders_to_drop());
+  second.consumer.die();
+  producer_->drop_forwarders();
+  EXPECT_EQ(stats().forwarders, 0U);
+}
+
+TEST_F(Upstream, WhenAllRowsAreTakenNothingIsSentOn) {
+  Forwarder first(*this), second(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5, 6);
+  std::uint32_t made = 0;
+  const auto until_full = [&] {
+    while (made <= small_tables().exports) {
+      (void)pass_on(second, one, 7 + made);
+      ++made;
+    }
+  };
+  EXPECT_ERROR(until_full(), kLedgerFull);
+  EXPECT_EQ(made, small_tables().exports / 2);
+  EXPECT_LT(stats().exports_open, small_tables().exports);
+  producer_->check_invariants();
+  first.value(0).store(5);
+  first.value(1).store(6);
+  EXPECT_EQ(word_of(pass_on(second, one, 100)), UpstreamWord{});  // needs none
+  end({&first, &second});
+}
+
+// What came back to its owner and is sent anew, while its forwarder is named, known, and forgotten.
+TEST_F(Upstream, WhatTheOwnerSendsOnNamesWhatItCameBehind) {
+  Forwarder first(*this), second(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  const ExportTicket two = pass_on(second, one, 7);
+  const OwnOpen own = producer_->open_own(two.export_index, two.generation);
+  const auto send = [&] {
+    producer_->pin_own(own);
+    const ExportTicket sent = producer_->share_received(own, data_, 4096, {}, {});
+    producer_->check_invariants();
+    return sent;
+  };
+  const ExportTicket named = send();
+  EXPECT_EQ(named_by(named), (std::vector{number_of(first, 5), number_of(second, 7)}));
+  // Both messages are over, and nobody names the forwarders but what is held here.
+  producer_->withdraw(named.export_index, named.generation);
+  producer_->take_back(first.consumer.lease(), one.export_index, one.generation);
+  producer_->take_back(second.consumer.lease(), two.export_index, two.generation);
+  for (Forwarder* each : {&first, &second}) each->consumer.release_all();
+  allocator_->free(data_);
+  producer_->collect();
+  EXPECT_EQ(stats().forwarders, 0U);
+  second.value(0).store(7);
+  const ExportTicket again = send();
+  EXPECT_EQ(named_by(again), (std::vector{number_of(first, 5)}));
+  EXPECT_TRUE(producer_->forwarder_files(first.consumer.lease()).life_line.valid());
+  producer_->withdraw(again.export_index, again.generation);
+  producer_->collect();
+  EXPECT_FALSE(own.ended_early());
+  for (Forwarder* each : {&first, &second}) each->consumer.die();
+  producer_->drop_forwarders();
+  EXPECT_TRUE(own.ended_early());
+  const ExportTicket late = send();
+  EXPECT_EQ(word_of(late), (UpstreamWord{true, 0, 0}));
+  producer_->withdraw(late.export_index, late.generation);
+  allocator_->unpin(own.block.block);
+  producer_->collect();
+}
+
+}  // namespace
+}  // namespace limbo
