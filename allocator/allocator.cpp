@@ -91,7 +91,7 @@ void Allocator::Impl::require_named(StreamRef stream) {
               "Use a stream of your own, or the default one.");
 }
 
-std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_at(
+std::pair<DeviceHeap*, std::unique_lock<HeapMutex>> Allocator::Impl::lock_heap_at(
     const void* data) {
   int index = page_table.device_of(data);
   while (index >= 0) {
@@ -101,7 +101,7 @@ std::pair<DeviceHeap*, std::unique_lock<std::mutex>> Allocator::Impl::lock_heap_
     if (again == index) return {&at, std::move(lock)};
     index = again;  // the segment went meanwhile
   }
-  return {nullptr, std::unique_lock<std::mutex>()};
+  return {nullptr, std::unique_lock<HeapMutex>()};
 }
 
 // A hit is nothing but plain loads and stores, of which the last hands the block out.

@@ -43,7 +43,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
     return *heaps[static_cast<std::size_t>(block.segment->stream.device)];
   }
   // Locks the heap whose memory `data` is in; the lock is empty if there is none.
-  [[nodiscard]] std::pair<DeviceHeap*, std::unique_lock<std::mutex>> lock_heap_at(const void* data);
+  [[nodiscard]] std::pair<DeviceHeap*, std::unique_lock<HeapMutex>> lock_heap_at(const void* data);
   // Null: nothing has happened, and the request is to be served the slow way.
   [[nodiscard]] void* take_cached(const Request& request) noexcept;  // inside allocator.cpp
   [[nodiscard]] void* take_cached_again(const Request& request) noexcept;
@@ -58,6 +58,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // ---- slow_path.cpp ----
   [[nodiscard]] void* allocate_slow(const Request& asked);
   [[nodiscard]] void* search(const Request& request);
+  [[nodiscard]] void* search_central(const Request& request);
   enum class Fit : std::uint8_t { kClose, kAny };
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
   void announce_piece(DeviceHeap& at, const Request& request, const Pool& pool, void* base,
@@ -155,6 +156,12 @@ struct Allocator::Impl final : public ThreadCacheOwner {
       return cache;
     }
     return find_thread_cache();
+  }
+  // This thread's counters for the device; null if it has none (yet, or any more).
+  [[nodiscard]] ThreadCounters* own_counters(const DeviceHeap& at) const noexcept {
+    ThreadCache* cache = thread_registry::words.current;
+    if (cache == nullptr || cache->owner_id() != id) return nullptr;
+    return &cache->counters(at.device);
   }
   [[nodiscard]] ThreadCache* find_thread_cache() noexcept;
   [[nodiscard]] ThreadCache* make_thread_cache();

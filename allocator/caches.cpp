@@ -75,7 +75,7 @@ void Allocator::Impl::give_central(ChainList& chains) {
   while (!chains.empty()) {
     DeviceHeap& at = heap_of(*chains.first());
     const std::lock_guard lock(at.mutex);
-    const CountersChange change(at.counters);
+    const CountersChange change(at.counters, own_counters(at));
     while (!chains.empty() && &heap_of(*chains.first()) == &at) at.give(chains.pop(), true);
   }
 }
@@ -90,7 +90,7 @@ void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
   stopped.reopen();
   const std::lock_guard lock(at.mutex);
   for (const auto& [stream, depot] : at.depots) depot->take_all(all);
-  at.give_all(all);
+  at.give_all(all, own_counters(at));
 }
 
 void Allocator::Impl::bypass_caches(DeviceHeap& at) {
@@ -115,7 +115,7 @@ void Allocator::Impl::reclaim_large(DeviceHeap& at) {
   stopped.reopen();
   if (all.empty()) return;
   const std::lock_guard lock(at.mutex);
-  at.give_all(all);
+  at.give_all(all, own_counters(at));
 }
 
 void Allocator::Impl::StoppedGates::stop() {

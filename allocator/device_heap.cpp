@@ -179,8 +179,7 @@ void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) noexcept 
   ++piece.blocks_out;
   piece.kept_for_readers = false;  // asked anew when it is free again
   block->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
-  counters.add_active(block->segment->large, block->size_bytes, requested_bytes);
-  counters.add_allocated(block->segment->large, block->size_bytes);
+  counters.add_handed_out(block->segment->large, block->size_bytes, requested_bytes);
   const std::uint64_t word = block->word.load(std::memory_order_relaxed);
   const std::uint64_t flags =
       note(block) | (block->segment->pool->is_default() ? 0 : block_word::kPrivate);
@@ -225,9 +224,9 @@ void DeviceHeap::end_active(Block* block) noexcept {
   give(block, false);
 }
 
-void DeviceHeap::give_all(ChainList& chains) noexcept {
+void DeviceHeap::give_all(ChainList& chains, ThreadCounters* own) noexcept {
   if (chains.empty()) return;
-  const CountersChange change(counters);
+  const CountersChange change(counters, own);
   while (!chains.empty()) give(chains.pop(), true);
 }
 

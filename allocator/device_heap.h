@@ -21,6 +21,7 @@
 #include "allocator/depot.h"
 #include "allocator/device/capture_order.h"
 #include "allocator/free_list.h"
+#include "allocator/heap_mutex.h"
 #include "allocator/page_table.h"
 #include "allocator/pools.h"
 #include "allocator/segment.h"
@@ -51,7 +52,7 @@ class DeviceHeap {
   DeviceHeap& operator=(const DeviceHeap&) = delete;
 
   const int device;
-  mutable std::mutex mutex;
+  mutable HeapMutex mutex;
 
   // ---- free memory: caller holds the heap lock ----
 
@@ -73,8 +74,8 @@ class DeviceHeap {
   // The block is no longer active: nobody pins it and no event is waited for.
   void end_active(Block* block) noexcept;
 
-  // Gives cached blocks, all of this device.
-  void give_all(ChainList& chains) noexcept;
+  // Gives cached blocks, all of this device, in the thread that `own` (which may be null) counts for.
+  void give_all(ChainList& chains, ThreadCounters* own) noexcept;
 
   // Enters new memory as one free block of the pool. Throws std::bad_alloc; then nothing was entered.
   Segment& add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
@@ -161,8 +162,8 @@ class DeviceHeap {
   // How much such work has ended so far. (A thread compares it with its own part of it,
   // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
   [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
-  std::condition_variable work_done;
-  std::condition_variable filters_asked;  // some Pool::asked is lower
+  std::condition_variable_any work_done;
+  std::condition_variable_any filters_asked;  // some Pool::asked is lower
 
   // ---- data, guarded by the heap lock ----
   std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
@@ -188,6 +189,15 @@ class DeviceHeap {
 
   void take_in_hand(Wait& wait) noexcept { wait.in_hand = ++last_hand; }
 
+  // Whether any block waits. May be read without the lock.
+  [[nodiscard]] bool anything_waits() const noexcept {
+    return anything_waits_.load(std::memory_order_relaxed);
+  }
+  // After every change of what is in the lists.
+  void note_waits() noexcept {
+    anything_waits_.store(!waits.empty() || !unrecorded.empty(), std::memory_order_relaxed);
+  }
+
   // ---- without the lock ----
   EventPool events;  // of this device's streams
 
@@ -208,6 +218,7 @@ class DeviceHeap {
   Chain unused_nodes_;
   std::vector<FreeList::Place> places_;  // one for each node whose block is in no free list
   std::atomic<std::size_t> routes_standing_{0};
+  std::atomic<bool> anything_waits_{false};
   std::size_t works_ = 0;
   std::uint64_t works_done_ = 0;
 };

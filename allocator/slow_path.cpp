@@ -40,7 +40,7 @@ bool leaves_much(const Block& block, std::size_t size_bytes) noexcept {
 
 void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request, Fit fit) {
   const std::lock_guard lock(from.mutex);
-  const CountersChange change(from.counters);
+  const CountersChange change(from.counters, own_counters(from));
   const Pool& pool = pool_of(from, request);
   Block* block = from.find_fit(pool, request.stream.handle, request.size_bytes);
   if (block == nullptr) return nullptr;
@@ -52,7 +52,7 @@ void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request, Fi
 void* Allocator::Impl::take_in_need(DeviceHeap& from, const Request& request) {
   if (request.pool != nullptr) return nullptr;
   const std::lock_guard lock(from.mutex);
-  const CountersChange change(from.counters);
+  const CountersChange change(from.counters, own_counters(from));
   Block* block = from.find_fit_in_need(request.stream.handle, request.size_bytes);
   if (block == nullptr) return nullptr;
   return from.hand_out(block, request.size_bytes, request.requested_bytes);
@@ -62,6 +62,10 @@ void* Allocator::Impl::search(const Request& request) {
   if (request.pool == nullptr) {
     if (void* data = take_cached_again(request); data != nullptr) return data;
   }
+  return search_central(request);
+}
+
+void* Allocator::Impl::search_central(const Request& request) {
   DeviceHeap& from = *heaps[static_cast<std::size_t>(request.stream.device)];
   if (request.pool == nullptr && sizes::is_large(request.size_bytes)) {
     if (void* data = take_central(from, request, Fit::kClose)) return data;
@@ -135,7 +139,7 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
       announce_piece(at, request, pool, base, size_bytes);
       announced = base;
       const std::lock_guard lock(at.mutex);
-      const CountersChange change(at.counters);
+      const CountersChange change(at.counters, own_counters(at));
       const Segment& segment = at.add_segment(pool, maker, base, size_bytes, request.stream,
                                               sizes::is_large(request.size_bytes));
       entered = true;
@@ -170,7 +174,7 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
   if (request.pool != nullptr) reuse_in_capture(at, request);
-  if (void* data = search(request)) return data;
+  if (void* data = search_central(request)) return data;  // the caches have been looked at
   run_callbacks();
   if (void* data = search(request)) return data;
   if (request.pool == nullptr) {  // caches hold nothing of other pools

@@ -27,6 +27,7 @@ void ThreadCounters::enter(std::uint64_t epoch) noexcept {
     for (Level& level : levels) level.restart();
   }
   epoch_.store(epoch, std::memory_order_relaxed);
+  if (movers_ != nullptr) movers_->fetch_add(1, std::memory_order_relaxed);
 }
 
 DeviceCounters::Row DeviceCounters::total_ups(Metric metric) const noexcept {
@@ -55,8 +56,28 @@ DeviceCounters::Row DeviceCounters::total_levels(Metric metric) const noexcept {
   return sum;
 }
 
+void DeviceCounters::begin_change(ThreadCounters* own) noexcept {
+  own_ = own;
+  if (own == nullptr || window_is_long()) close_window();
+  if (own == nullptr) return;
+  ++window_changes_;
+  own->see(epoch());
+}
+
+// Whether a window in which some threads have moved must not go on. One thread may move in it for
+// ever: its maxima are those of all.
+bool DeviceCounters::window_is_long() const noexcept {
+  constexpr std::uint32_t kFew = 4;
+  const std::uint32_t movers = movers_.load(std::memory_order_relaxed);
+  if (movers <= 1) return false;
+  return movers <= kFew || window_changes_ >= kFew * movers || window_bytes_ >= kWindowBytes;
+}
+
 void DeviceCounters::close_window() noexcept {
   note_peaks();
+  window_changes_ = 0;
+  window_bytes_ = 0;
+  movers_.store(0, std::memory_order_relaxed);
   epoch_.store(epoch_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
@@ -101,21 +122,39 @@ void DeviceCounters::remove_thread(ThreadCounters* counters) noexcept {
 }
 
 void DeviceCounters::add(Metric metric, bool large, std::size_t by) noexcept {
+  if (own_ != nullptr && metric < kThreadMetrics) {
+    own_->rise(metric, large, signed_of(by));
+    return;
+  }
   for (const std::size_t kind : {kind_of(large), kAllKind}) {
     ups_[metric][kind] += signed_of(by);
     levels_[metric][kind] += signed_of(by);
+    // No thread's part: these move in the midst of a window.
+    if (metric >= kSegments) {
+      peaks_[metric][kind] = std::max(peaks_[metric][kind], levels_[metric][kind]);
+    }
   }
 }
 
 void DeviceCounters::subtract(Metric metric, bool large, std::size_t by) noexcept {
+  if (own_ != nullptr && metric < kThreadMetrics) {
+    own_->fall(metric, large, signed_of(by));
+    return;
+  }
   for (const std::size_t kind : {kind_of(large), kAllKind}) levels_[metric][kind] -= signed_of(by);
 }
 
-void DeviceCounters::add_active(bool large, std::size_t size_bytes,
-                                std::size_t requested_bytes) noexcept {
+void DeviceCounters::add_handed_out(bool large, std::size_t size_bytes,
+                                    std::size_t requested_bytes) noexcept {
+  add(kBlocks, large, 1);
+  add(kBytes, large, size_bytes);
+  add(kRequested, large, requested_bytes);
+  if (own_ != nullptr) {  // its blocks are active ones too
+    window_bytes_ += signed_of(size_bytes);
+    return;
+  }
   add(kActive, large, 1);
   add(kActiveBytes, large, size_bytes);
-  add(kRequested, large, requested_bytes);
 }
 
 void DeviceCounters::subtract_active(bool large, std::size_t size_bytes,
@@ -123,11 +162,6 @@ void DeviceCounters::subtract_active(bool large, std::size_t size_bytes,
   subtract(kActive, large, 1);
   subtract(kActiveBytes, large, size_bytes);
   subtract(kRequested, large, requested_bytes);
-}
-
-void DeviceCounters::add_allocated(bool large, std::size_t size_bytes) noexcept {
-  add(kBlocks, large, 1);
-  add(kBytes, large, size_bytes);
 }
 
 void DeviceCounters::subtract_allocated(bool large, std::size_t size_bytes) noexcept {

@@ -4,13 +4,19 @@
 // the device's heap (under its lock). A statistic is their sum. Read inside all gates and the heap
 // lock the sum is exact.
 //
-// Peaks. Between two central changes a thread moves blocks only between the program and its own
-// cache, so nothing but the threads' own maxima is needed: every thread keeps the maxima of its
-// levels since the last central change (a *window*). A central change first closes the window,
-// which means taking heap level + sum of the threads' maxima as a candidate for the peak and
-// starting a new epoch; so does whoever reads a peak; a thread that sees a new epoch restarts its maxima, before it counts, on
-// frees too. With one thread the peak is exact. With several their maxima may stem from different
-// moments: it is too high by at most what the other threads' caches may hold.
+// Central changes. Most are a thread's own: a miss takes a block, a full cache gives some back. They
+// are counted with the thread, as if its cache had served them (CountersChange with its counters).
+// The others, which may end what another thread has begun, are counted with the heap.
+//
+// Peaks. Time is cut into *windows*. In a window the heap's levels stand still, and every thread
+// keeps the maxima of its own ones. The end of a window takes heap level + sum of the threads'
+// maxima as a candidate for the peak and starts a new epoch; a thread that sees a new epoch restarts
+// its maxima before it counts, on frees too. A window ends before every change of the heap's levels,
+// when a peak is read, and, where several threads have moved in it, before a thread's central
+// change: before each as long as they are few, after some of them where many are at work, for the
+// threads' counters have to be fetched from their processors. With one thread the peak is exact. With several
+// their maxima may stem from different moments: it is too high by at most what the other threads'
+// caches may hold, and kWindowBytes.
 #pragma once
 
 #include <array>
@@ -46,16 +52,18 @@ inline constexpr std::size_t kAllKind = static_cast<std::size_t>(SizeKind::kAll)
   return static_cast<std::size_t>(large ? SizeKind::kLarge : SizeKind::kSmall);
 }
 
-// One thread's counters for one device. Written by the owner inside its gate; read by anyone.
+// Where many threads move, a window ends at the latest when so much was handed out centrally.
+inline constexpr std::int64_t kWindowBytes = std::int64_t{16} << 20;
+
+// One thread's counters for one device. Written by the owner inside its gate or the heap lock; read
+// by anyone.
 class alignas(64) ThreadCounters {
  public:
   // A block came out of the cache, or went into it. Parts of every hit.
   [[gnu::always_inline]] void on_allocate(bool large, std::size_t size_bytes,
                                           std::size_t requested_bytes, bool split,
                                           std::uint64_t epoch) noexcept {
-    if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
-      enter(epoch);
-    }
+    see(epoch);
     const auto bytes = static_cast<std::int64_t>(size_bytes);
     const auto requested = static_cast<std::int64_t>(requested_bytes);
     Ups& ups = ups_[large ? 1 : 0];
@@ -79,9 +87,7 @@ class alignas(64) ThreadCounters {
   [[gnu::always_inline]] void on_free(bool large, std::size_t size_bytes,
                                       std::size_t requested_bytes, bool split,
                                       std::uint64_t epoch) noexcept {
-    if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
-      enter(epoch);
-    }
+    see(epoch);
     const auto bytes = static_cast<std::int64_t>(size_bytes);
     const auto requested = static_cast<std::int64_t>(requested_bytes);
     Levels& of_kind = levels_[kind_of(large)];
@@ -100,6 +106,23 @@ class alignas(64) ThreadCounters {
     of_all[kInactive].rise(1);
     of_kind[kInactiveBytes].rise(bytes);
     of_all[kInactiveBytes].rise(bytes);
+  }
+
+  // A central change of the owner's: in the heap lock instead of the gate, after see().
+  void rise(Metric metric, bool large, std::int64_t by) noexcept {
+    add(ups_[large ? 1 : 0][metric], by);
+    levels_[kind_of(large)][metric].rise(by);
+    levels_[kAllKind][metric].rise(by);
+  }
+  void fall(Metric metric, bool large, std::int64_t by) noexcept {
+    levels_[kind_of(large)][metric].fall(by);
+    levels_[kAllKind][metric].fall(by);
+  }
+  // Before anything is counted: the window that is now.
+  [[gnu::always_inline]] void see(std::uint64_t epoch) noexcept {
+    if (epoch_.load(std::memory_order_relaxed) != epoch) [[unlikely]] {
+      enter(epoch);
+    }
   }
 
  private:
@@ -127,7 +150,12 @@ class alignas(64) ThreadCounters {
     }
     void fall(std::int64_t by) noexcept { add(below_, by); }
     // A new window begins.
-    void restart() noexcept { move_maximum(-below_.load(std::memory_order_relaxed)); }
+    void restart() noexcept {
+      const std::int64_t below = below_.load(std::memory_order_relaxed);
+      if (below == 0) return;
+      below_.store(0, std::memory_order_relaxed);
+      maximum_.store(maximum_.load(std::memory_order_relaxed) - below, std::memory_order_release);
+    }
 
     [[nodiscard]] std::int64_t maximum() const noexcept {
       return maximum_.load(std::memory_order_acquire);
@@ -153,7 +181,8 @@ class alignas(64) ThreadCounters {
   void enter(std::uint64_t epoch) noexcept;
 
   std::atomic<std::uint64_t> epoch_{0};
-  std::array<Ups, 2> ups_{};  // sums of increases [large]
+  std::atomic<std::uint32_t>* movers_ = nullptr;  // DeviceCounters::movers_
+  std::array<Ups, 2> ups_{};                      // sums of increases [large]
   std::array<Levels, kKinds> levels_{};
 };
 
@@ -175,20 +204,23 @@ class DeviceCounters {
   void bypass_caches() noexcept { bypasses_.fetch_add(1, std::memory_order_relaxed); }
   void allow_caches() noexcept { bypasses_.fetch_sub(1, std::memory_order_relaxed); }
 
-  void add_thread(ThreadCounters* counters) { threads_.push_back(counters); }
+  void add_thread(ThreadCounters* counters) {
+    counters->movers_ = &movers_;
+    threads_.push_back(counters);
+  }
   // Takes over what the thread has counted; nothing happens if it was not added.
   void remove_thread(ThreadCounters* counters) noexcept;
 
-  // Before every group of changes: see CountersChange.
-  void close_window() noexcept;
+  // Around every group of changes: see CountersChange.
+  void begin_change(ThreadCounters* own) noexcept;
+  void end_change() noexcept { own_ = nullptr; }
 
   void add(Metric metric, bool large, std::size_t by) noexcept;
   void subtract(Metric metric, bool large, std::size_t by) noexcept;
 
   // A block is handed out by the heap, or freed for good.
-  void add_active(bool large, std::size_t size_bytes, std::size_t requested_bytes) noexcept;
+  void add_handed_out(bool large, std::size_t size_bytes, std::size_t requested_bytes) noexcept;
   void subtract_active(bool large, std::size_t size_bytes, std::size_t requested_bytes) noexcept;
-  void add_allocated(bool large, std::size_t size_bytes) noexcept;
   void subtract_allocated(bool large, std::size_t size_bytes) noexcept;
 
   void reset_peaks() noexcept;
@@ -213,7 +245,9 @@ class DeviceCounters {
 
  private:
   using Row = std::array<std::int64_t, kKinds>;
+  void close_window() noexcept;
   void note_peaks() noexcept;
+  [[nodiscard]] bool window_is_long() const noexcept;
   // Sums over the heap and all threads.
   [[nodiscard]] Row total_ups(Metric metric) const noexcept;
   [[nodiscard]] Row total_levels(Metric metric) const noexcept;
@@ -221,7 +255,12 @@ class DeviceCounters {
 
   alignas(64) std::atomic<std::uint64_t> epoch_{1};  // read at every hit: a line of its own
   std::atomic<std::uint32_t> bypasses_{0};           // on the same line
+  // How many threads have moved in this window. Written by each once a window.
+  alignas(64) std::atomic<std::uint32_t> movers_{0};
   alignas(64) std::vector<ThreadCounters*> threads_;
+  ThreadCounters* own_ = nullptr;     // whom this change is counted with; null: the heap
+  std::uint32_t window_changes_ = 0;  // threads' central changes in this window
+  std::int64_t window_bytes_ = 0;     // that they handed out
   std::array<Row, kMetrics> ups_{};
   std::array<Row, kMetrics> levels_{};
   std::array<Row, kMetrics> peaks_{};
@@ -233,9 +272,18 @@ class DeviceCounters {
 // The state after it is seen by the next one, as the start of the window that ends there.
 class CountersChange {
  public:
-  explicit CountersChange(DeviceCounters& counters) noexcept { counters.close_window(); }
+  // `own`: the calling thread's counters, where the change only hands out blocks, merges and cuts
+  // free ones, and enters segments.
+  explicit CountersChange(DeviceCounters& counters, ThreadCounters* own = nullptr) noexcept
+      : counters_(counters) {
+    counters.begin_change(own);
+  }
+  ~CountersChange() { counters_.end_change(); }
   CountersChange(const CountersChange&) = delete;
   CountersChange& operator=(const CountersChange&) = delete;
+
+ private:
+  DeviceCounters& counters_;
 };
 
 }  // namespace limbo

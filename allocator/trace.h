@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "allocator/device/device.h"
+#include "allocator/heap_mutex.h"
 #include "allocator/pool_id.h"
 
 namespace limbo {
@@ -94,7 +95,7 @@ void set_trace_clock(std::uint64_t (*now)() noexcept) noexcept;
 // One device's history. `heap_lock` guards everything that says nothing else.
 class Trace {
  public:
-  Trace(int device, std::mutex& heap_lock) noexcept : device_(device), heap_lock_(heap_lock) {}
+  Trace(int device, HeapMutex& heap_lock) noexcept : device_(device), heap_lock_(heap_lock) {}
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
@@ -140,7 +141,7 @@ class Trace {
   void update_active() noexcept;
 
   const int device_;
-  std::mutex& heap_lock_;
+  HeapMutex& heap_lock_;
   std::atomic<bool> active_{false};
   // What gather reads, also in settings_.
   std::atomic<ContextLevel> gather_for_{ContextLevel::kNever};

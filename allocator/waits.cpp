@@ -48,6 +48,7 @@ Allocator::Impl::PlannedWaits Allocator::Impl::plan_waits(DeviceHeap& at, Block*
   }
   block->waits += static_cast<unsigned>(planned.count);
   at.unrecorded.splice(at.unrecorded.end(), *block->users);
+  at.note_waits();
   block->users.reset();
   at.begin_work();  // ends in begin_waits
   return planned;
@@ -160,6 +161,7 @@ void Allocator::Impl::reuse_in_capture(DeviceHeap& at, const Request& request) {
     if (index >= done.size() || !done[index]) continue;
     over.splice(over.end(), at.unrecorded, looked_at[index]);
   }
+  at.note_waits();
   for (const Wait& wait : over) {
     if (--wait.block->waits == 0 && wait.block->state() == BlockState::kWaiting) {
       at.end_active(wait.block);
@@ -208,6 +210,7 @@ void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey
     const auto queue = at.waits.find(key);
     over.splice(over.end(), queue->second, first);
     if (queue->second.empty()) at.waits.erase(queue);
+    at.note_waits();
     if (--block->waits == 0 && block->state() == BlockState::kWaiting) {
       const CountersChange change(at.counters);
       at.end_active(block);
@@ -217,7 +220,7 @@ void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey
 }
 
 void Allocator::Impl::complete_events(DeviceHeap& at) {
-  if (driver_is_gone.load() || capturing(at)) return;
+  if (!at.anything_waits() || driver_is_gone.load() || capturing(at)) return;
   retry_unrecorded(at);
   std::vector<DeviceHeap::StreamKey> keys;
   std::uint64_t youngest = 0;

@@ -1,0 +1,133 @@
+// Peaks of several threads: exact where few of them take turns, never too low, and too high by a
+// bounded number of bytes where many do.
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "allocator/stats_counters.h"
+#include "tests/unit/allocator_support.h"
+
+namespace limbo::testing {
+namespace {
+
+// A thread that does one thing after another, and keeps its cache between them.
+class Worker {
+ public:
+  Worker() : thread_([this] { live(); }) {}
+  ~Worker() {
+    run({});
+    thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void run(std::function<void()> work) {
+    std::unique_lock lock(mutex_);
+    work_ = std::move(work);
+    wanted_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !wanted_; });
+  }
+
+ private:
+  void live() {
+    for (bool over = false; !over;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return wanted_; });
+      over = work_ == nullptr;
+      if (!over) work_();
+      wanted_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> work_;
+  bool wanted_ = false;
+  std::thread thread_;
+};
+
+class AllocatorPeaks : public AllocatorTest {
+ protected:
+  [[nodiscard]] std::int64_t bytes_of(const std::byte* data) {
+    return static_cast<std::int64_t>(allocator_.find(data)->size_bytes);
+  }
+  [[nodiscard]] std::int64_t peak() { return allocator_.stats(0).allocated_bytes[kAllSizes].peak; }
+};
+
+TEST_F(AllocatorPeaks, OfTwoThreadsInTurnAreExact) {
+  Worker other;
+  for (const std::size_t size_bytes : {std::size_t{4096}, 3 * kMiB, 100 * kMiB}) {
+    allocator_.empty_cache();
+    allocator_.reset_peak_stats(0);
+    for (int round = 0; round < 5; ++round) {
+      // Another size each time: a miss.
+      std::byte* data = allocate(size_bytes - static_cast<std::size_t>(round) * 512);
+      other.run([&] { allocator_.free(data); });
+    }
+    EXPECT_EQ(peak(), static_cast<std::int64_t>(size_bytes));
+  }
+}
+
+TEST_F(AllocatorPeaks, OfOneThreadAmongManyThatRestAreExact) {
+  std::deque<Worker> others(8);
+  for (Worker& other : others) {
+    other.run([&] {
+      for (std::size_t size = 512; size <= 8 * kMiB; size *= 2) allocator_.free(allocate(size));
+    });
+  }
+  allocator_.reset_peak_stats(0);
+  std::int64_t now = 0;
+  std::int64_t highest = 0;
+  std::deque<std::pair<std::byte*, std::int64_t>> live;
+  for (std::size_t step = 0; step < 600; ++step) {
+    const std::size_t size_bytes = 512 * (1 + step * step % 5000);
+    std::byte* data = allocate(size_bytes);
+    live.emplace_back(data, bytes_of(data));
+    now += live.back().second;
+    highest = std::max(highest, now);
+    while (live.size() > 1 + step * 7 % 90) {
+      allocator_.free(live.front().first);
+      now -= live.front().second;
+      live.pop_front();
+    }
+  }
+  EXPECT_EQ(peak(), highest);
+  for (const auto& [data, size_bytes] : live) allocator_.free(data);
+}
+
+TEST_F(AllocatorPeaks, OfManyThreadsAreTooHighByLittle) {
+  std::deque<Worker> workers(8);
+  std::vector<std::vector<std::byte*>> live(workers.size());
+  std::int64_t now = 0;
+  std::int64_t highest = 0;
+  for (std::size_t step = 0; step < 4000; ++step) {
+    const std::size_t index = step * 5 % workers.size();
+    const std::size_t size_bytes = 512 * (1 + step * step % 300);
+    workers[index].run([&] {
+      // Each gives back all it has from time to time: then others may have as much.
+      if (live[index].size() > step * 13 % 70) {
+        for (std::byte* data : live[index]) {
+          now -= bytes_of(data);
+          allocator_.free(data);
+        }
+        live[index].clear();
+      }
+      live[index].push_back(allocate(size_bytes));
+      now += bytes_of(live[index].back());
+      highest = std::max(highest, now);
+    });
+  }
+  const auto cached = static_cast<std::int64_t>(32 * kMiB);  // no cache held more here
+  EXPECT_GE(peak(), highest);
+  EXPECT_LE(peak(), highest + kWindowBytes + cached);
+  for (auto& blocks : live) {
+    for (std::byte* data : blocks) allocator_.free(data);
+  }
+}
+
+}  // namespace
+}  // namespace limbo::testing
