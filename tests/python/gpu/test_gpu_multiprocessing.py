@@ -98,3 +98,15 @@ def test_every_way_to_resize() -> None:
     assert result["tried"] > 150
     assert result["intact"]
     assert result["exit"] == 0
+
+
+def test_tensors_under_names() -> None:
+    result = run_script("registry.py")
+    assert result["warm"] == [0.0, [1 << 20], "Tensor"]
+    assert result["seen"] == [2.0 * (1 << 20), [4, 1 << 18], "Parameter"]
+    assert result["held_by_consumer"]
+    assert result["released"] == [[0, "other"], [0, "other"]]
+    assert result["swept"] == 1
+    assert result["names"] == []
+    for what in ("allocated", "active"):
+        assert result["before"][what] == result["after"][what]
