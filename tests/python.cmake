@@ -1,5 +1,6 @@
-# The Python tests: each file under python/ and python/gpu/ is one entry of ctest, run by pytest on
-# the Python that the build is for, and on the installed wheel (install.cmake) where there is one. Cases that were skipped are in pytest's own report, which
+# The Python tests: each file under python/, python/gpu/ and gpu/several/ is one entry of ctest, run by
+# pytest on the Python that the build is for, and on the installed wheel (install.cmake) where there
+# is one. Cases that were skipped are in pytest's own report, which
 # report-tests reads.
 
 # pytest and what the tests import besides torch; a Python of the user's is left as it is.
@@ -78,3 +79,4 @@ endfunction()
 
 limbo_add_python_tests(${CMAKE_CURRENT_SOURCE_DIR}/python python. LIMBO_DEVICE=simulated)
 limbo_add_python_tests(${CMAKE_CURRENT_SOURCE_DIR}/python/gpu python.gpu. LIMBO_DEVICE=auto)
+limbo_add_python_tests(${CMAKE_CURRENT_SOURCE_DIR}/gpu/several python.gpu.several. LIMBO_DEVICE=cuda)

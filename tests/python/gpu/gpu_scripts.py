@@ -62,3 +62,17 @@ def run_script(
     assert lines, f"{name} printed no result:\n{output}\n{errors}"
     result: dict[str, Any] = json.loads(lines[-1][len(RESULT) :])
     return result
+
+
+def check_canary(result: dict[str, Any]) -> None:
+    """What killed_writer.py has to have seen."""
+    assert result["seen_writing"], "the consumer's kernel was not seen writing"
+    assert result["same_address"], "the canary must lie where the lent block was"
+    assert result["spoiled"] == 0, f"{result['spoiled']} words of the canary were overwritten"
+    assert result["looks"] > 0
+    assert result["exit"] == -9
+    lent = result["before"]["allocated"] - result["in_limbo"]["allocated"]
+    assert lent == 64 * 1024 * 1024
+    assert result["in_limbo"]["active"] == result["before"]["active"]
+    assert result["after"]["active"] == result["before"]["active"] - lent
+    assert result["statistics"]["claims_swept"] == 1

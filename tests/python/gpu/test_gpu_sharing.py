@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from gpu_scripts import run_script
+from gpu_scripts import check_canary, run_script
 
 
 def test_a_thousand_tensors_through_a_queue() -> None:
@@ -18,19 +16,6 @@ def test_a_thousand_tensors_through_a_queue() -> None:
     assert result["consumer_exit"] == 0
     statistics = result["statistics"]
     assert (statistics["limbo_blocks"], statistics["in_flight"]) == (0, 0)
-
-
-def check_canary(result: dict[str, Any]) -> None:
-    assert result["seen_writing"], "the consumer's kernel was not seen writing"
-    assert result["same_address"], "the canary must lie where the lent block was"
-    assert result["spoiled"] == 0, f"{result['spoiled']} words of the canary were overwritten"
-    assert result["looks"] > 0
-    assert result["exit"] == -9
-    lent = result["before"]["allocated"] - result["in_limbo"]["allocated"]
-    assert lent == 64 * 1024 * 1024
-    assert result["in_limbo"]["active"] == result["before"]["active"]
-    assert result["after"]["active"] == result["before"]["active"] - lent
-    assert result["statistics"]["claims_swept"] == 1
 
 
 def test_a_consumer_killed_under_its_kernel() -> None:

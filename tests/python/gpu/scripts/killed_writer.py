@@ -3,7 +3,8 @@
 With "--child" the consumer has a fork child that outlives it: the child holds the driver's files,
 the dead consumer's kernel may go on, and the block must stay in limbo until the child has ended.
 With "--late" the consumer has started CUDA before it loads the library: its life line proves less,
-and the block comes back 2 s later.
+and the block comes back 2 s later. With "--across" the consumer sees only the second GPU, and
+writes over the link between the two.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ KERNEL_SECONDS = 2.0
 KERNEL_SECONDS_WITH_CHILD = 5.0  # so that it still runs when the child ends
 
 
-def consume(queue: Any, pipe: Any, with_child: bool, late: bool) -> None:
+def consume(queue: Any, pipe: Any, with_child: bool, late: bool, across: bool) -> None:
+    if across:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     if late:
         torch.zeros(1, device="cuda")
     import torch_limbo  # before CUDA starts: the life line then ends with the driver's files
@@ -32,7 +35,7 @@ def consume(queue: Any, pipe: Any, with_child: bool, late: bool) -> None:
 
     assert torch_limbo.library_path().exists()
     write_for = WriteFor()
-    tensor = queue.get()
+    tensor = torch_limbo.receive(queue.get(), device=0) if across else queue.get()
     child = 0
     if with_child:
         child = os.fork()
@@ -48,18 +51,18 @@ def consume(queue: Any, pipe: Any, with_child: bool, late: bool) -> None:
 def main() -> int:
     import torch_limbo
 
-    with_child, late = "--child" in sys.argv, "--late" in sys.argv
+    with_child, late, across = (word in sys.argv for word in ("--child", "--late", "--across"))
     torch_limbo.enable()
     context = mp.get_context("spawn")
     queue = context.Queue()
     ours, theirs = context.Pipe()
-    consumer = context.Process(target=consume, args=(queue, theirs, with_child, late))
+    consumer = context.Process(target=consume, args=(queue, theirs, with_child, late, across))
     consumer.start()
     theirs.close()
 
     blocks = [torch.zeros(WORDS, dtype=torch.int32, device="cuda")]
     address = blocks[0].data_ptr()
-    queue.put(blocks[0])
+    queue.put(torch_limbo.share(blocks[0]) if across else blocks[0])
     if not ours.poll(90):
         raise TimeoutError("the consumer did not launch its kernel")
     launched, child = ours.recv()

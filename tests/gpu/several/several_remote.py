@@ -1,0 +1,129 @@
+"""What tests let another process do (tests/python/peer.py). Module state lives in that process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any
+
+import torch
+import torch_limbo
+
+MIB = 1 << 20
+
+#: What this process holds, by the name that the test gave it.
+HELD: dict[str, torch.Tensor] = {}
+
+#: About 50 ms on a GPU of 2 GHz.
+SOME_CYCLES = 100_000_000
+
+
+def begin(limbo: bool) -> list[str]:
+    """Start CUDA; the UUIDs of the GPUs, by their index here."""
+    if limbo:
+        torch_limbo.enable()
+    torch.cuda.init()
+    assert torch.cuda.get_allocator_backend() == ("limbo" if limbo else "native")
+    for device in range(torch.cuda.device_count()):
+        torch.zeros(1, device=f"cuda:{device}")
+        torch.cuda._sleep(1)
+    return uuids()
+
+
+def uuids() -> list[str]:
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+
+
+def make(name: str, value: int, mib: int = 4, device: int = 0, late: bool = False) -> bytes:
+    """A tensor of one value and a message that lends it; with `late`, the value is written behind
+    work that still runs when this returns."""
+    shape = (mib * MIB // 4,)
+    with torch.cuda.device(device):
+        if late:
+            HELD[name] = torch.zeros(shape, dtype=torch.int32, device=f"cuda:{device}")
+            torch.cuda._sleep(SOME_CYCLES)
+            HELD[name].fill_(value)
+        else:
+            HELD[name] = torch.full(shape, value, dtype=torch.int32, device=f"cuda:{device}")
+        return torch_limbo.share(HELD[name])
+
+
+def receive(name: str, message: bytes, device: int | None = None) -> tuple[int, int, int]:
+    """Open a message at once; the device that it came on, and the least and the greatest value."""
+    tensor = torch_limbo.receive(message, device)
+    HELD[name] = tensor
+    return (tensor.device.index, *values(name))
+
+
+def code_of_receiving(message: bytes, device: int | None = None) -> tuple[str, str]:
+    """The code and the text of the error that opening gives; "" if it opens."""
+    try:
+        torch_limbo.receive(message, device)
+    except torch_limbo.LimboError as error:
+        return error.code, str(error)
+    return "", ""
+
+
+def values(name: str) -> tuple[int, int]:
+    """The least and the greatest, read behind the current stream's work on the tensor's GPU."""
+    least, greatest = torch.aminmax(HELD[name])
+    return int(least), int(greatest)
+
+
+def add_late(name: str, value: int) -> bytes:
+    """Add behind work that still runs when this returns, and send on; the message."""
+    tensor = HELD[name]
+    with torch.cuda.device(tensor.device):
+        torch.cuda._sleep(SOME_CYCLES)
+        tensor.add_(value)
+        return torch_limbo.share(tensor)
+
+
+def fill(name: str, value: int) -> None:
+    HELD[name].fill_(value)
+    torch.cuda.synchronize(HELD[name].device)
+
+
+def address(name: str) -> int:
+    return HELD[name].data_ptr()
+
+
+def drop(*names: str) -> None:
+    for name in names:
+        del HELD[name]
+    gc.collect()
+
+
+def all_is_back(seconds: float = 20.0) -> dict[str, int]:
+    """Wait until nothing that was lent and freed is out, and all memory is back with the driver;
+    what is left: zeros."""
+    gc.collect()
+    end = time.monotonic() + seconds
+    while True:
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(device)
+        torch_limbo.collect()
+        torch.cuda.empty_cache()
+        numbers = torch_limbo.stats()
+        left = {
+            name: int(numbers[name])
+            for name in ("limbo_blocks", "active_bytes", "reserved_bytes", "in_flight")
+        }
+        if not any(left.values()) or time.monotonic() > end:
+            return left
+        time.sleep(0.002)
+
+
+def mapped_pieces() -> int:
+    return int(torch_limbo.stats()["pieces_mapped"])
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def numbers() -> dict[str, Any]:
+    """Statistics of sharing."""
+    return torch_limbo.stats()
