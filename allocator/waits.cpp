@@ -5,13 +5,14 @@
 //
 // Events are recorded at the free, asked on misses, and waited for only before memory goes back to
 // the driver or out-of-memory is reported. An event that cannot be recorded yet (its stream is
-// being captured, or the driver refuses) is tried again at the next miss; until then the block
+// being captured, or somebody begins a capture just now, or the driver refuses) is tried again at the next miss; until then the block
 // stays out of use.
 #include <algorithm>
 #include <new>
 #include <thread>
 
 #include "allocator/allocator_impl.h"
+#include "allocator/capture_gate.h"
 #include "allocator/error.h"
 
 namespace limbo {
@@ -58,6 +59,8 @@ EventHandle Allocator::Impl::try_record(StreamRef stream) noexcept {
   if (driver_is_gone.load()) return nullptr;
   EventPool& pool = heaps[static_cast<std::size_t>(stream.device)]->events;
   EventHandle event = nullptr;
+  const StreamQuestion question(device);
+  if (!question) return nullptr;
   try {
     if (device.is_capturing(stream)) return nullptr;
     event = pool.take(device, stream.device);

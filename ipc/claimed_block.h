@@ -64,8 +64,8 @@ class ClaimedBlock : public ReceivedBlock, private KeptByGraphs {
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
-    const bool captured = device_->is_capturing(stream);
-    const StreamUse use{stream, captured ? kNamedInCapture : device_->stream_id(stream)};
+    const StreamUse use = name_stream(*device_, stream);
+    const bool captured = use.id == kNamedInCapture;
     std::shared_ptr<const GraphEnd> end;
     if (captured) end = releases_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);

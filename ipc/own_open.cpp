@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "allocator/capture_gate.h"
 #include "allocator/error.h"
 #include "ipc/fork_guard.h"
 
@@ -50,9 +51,9 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
-    const bool captured = device_.is_capturing(stream);
-    const StreamUse use{stream, captured ? kNamedInCapture : device_.stream_id(stream)};
-    std::shared_ptr<const GraphEnd> end = opens_.end_of_graph(stream);
+    const StreamUse use = name_stream(device_, stream);
+    std::shared_ptr<const GraphEnd> end;
+    if (use.id == kNamedInCapture) end = opens_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);
     if (released_.load()) return;
     OwnOpens::Ending& ending = ending_.front();
@@ -159,7 +160,9 @@ void OwnOpens::go_on(Next next, std::list<Ending>& one) noexcept {
 OwnOpens::Next OwnOpens::try_to_end(Ending& ending) noexcept {
   try {
     while (!ending.streams.empty()) {
-      if (!tell(ending, ending.streams.back())) return Next::kWhenIdle;
+      const Told told = tell(ending, ending.streams.back());
+      if (told == Told::kStreamGone) return Next::kWhenIdle;
+      if (told == Told::kLater) return Next::kAgain;
       ending.streams.pop_back();
     }
   } catch (const std::exception&) {
@@ -170,23 +173,26 @@ OwnOpens::Next OwnOpens::try_to_end(Ending& ending) noexcept {
   return Next::kOver;
 }
 
-// Tells the allocator of the stream. False: it has gone, and its handle may be another's.
-bool OwnOpens::tell(Ending& ending, const StreamUse& use) {
+// Tells the allocator of the stream.
+OwnOpens::Told OwnOpens::tell(Ending& ending, const StreamUse& use) {
   const StreamRef stream = use.stream;
-  if (releases_.is_lost(stream.device, true)) return true;
+  if (releases_.is_lost(stream.device, true)) return Told::kTold;
   ending.graphs.reserve(ending.graphs.size() + 1);
   try {
+    const StreamQuestion question(device_);
     if (device_.is_capturing(stream)) {
       if (auto end = end_of_graph(stream)) ending.graphs.push_back(std::move(end));
+    } else if (!question) {
+      return Told::kLater;
     } else if (use.id == kNamedInCapture || device_.stream_id(stream) != use.id) {
-      return false;
+      return Told::kStreamGone;
     }
   } catch (const Error& failure) {
-    if (failure.code() == ErrorCode::kDeviceError) return releases_.is_lost(stream.device, true);
-    throw;
+    if (failure.code() != ErrorCode::kDeviceError) throw;
+    return releases_.is_lost(stream.device, true) ? Told::kTold : Told::kStreamGone;
   }
   (void)allocator_.record_stream(ending.own.block.data, stream);
-  return true;
+  return Told::kTold;
 }
 
 std::optional<OwnOpens::Clock::time_point> OwnOpens::run(Clock::time_point now) {
@@ -260,6 +266,8 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
   if (!only_home) {
     const StreamUse receiving = receiving_stream(device, home.device, options);
     if (stream != home) used = receiving;
+    const StreamQuestion question(device, StreamQuestion::Patient{});
+    refuse_captured_receiver(device, stream);
     producer.wait_own(stream, own);
   }
   block->prepare(used);

@@ -57,11 +57,16 @@ class OwnOpens {
  private:
   enum class Next {
     kOver,
-    kAgain,     // a graph uses the block, or the device could not be asked
+    kAgain,     // a graph uses the block, or the device could not be asked (yet)
     kWhenIdle,  // the last of its streams has gone: what that had queued is waited for with its device
   };
   [[nodiscard]] Next try_to_end(Ending& ending) noexcept;
-  [[nodiscard]] bool tell(Ending& ending, const StreamUse& use);
+  enum class Told {
+    kTold,
+    kLater,       // somebody begins a capture just now
+    kStreamGone,  // its handle may be another's
+  };
+  [[nodiscard]] Told tell(Ending& ending, const StreamUse& use);
   void go_on(Next next, std::list<Ending>& one) noexcept;
 
   Device& device_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "allocator/block.h"
+#include "allocator/capture_gate.h"
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/ledger_options.h"
@@ -158,27 +159,31 @@ void Producer::Impl::check_request(const void* data, std::size_t size_bytes,
               "Restart the process.");
 }
 
-void Producer::Impl::check_streams(const SendingStreams& behind) {
+void Producer::Impl::check_devices(const SendingStreams& behind) {
   for (const StreamRef stream : behind.all()) {
-    if (!can_order(stream.device)) {
-      throw Error(ErrorCode::kNotLendable,
-                  "Streams of device " + std::to_string(stream.device) +
-                      " cannot write words in host memory, so nothing can be lent from it.",
-                  "Run `python -m torch_limbo doctor` to see why.");
-    }
-    if (device.is_capturing(stream)) {
-      throw Error(ErrorCode::kNotAvailableYet,
-                  "Sending while a stream of the sender is being captured into a graph is not "
-                  "available yet.",
-                  "Send before the capture begins or after it has ended.");
-    }
+    if (can_order(stream.device)) continue;
+    throw Error(ErrorCode::kNotLendable,
+                "Streams of device " + std::to_string(stream.device) +
+                    " cannot write words in host memory, so nothing can be lent from it.",
+                "Run `python -m torch_limbo doctor` to see why.");
+  }
+}
+
+void Producer::Impl::refuse_captured(const SendingStreams& behind) {
+  for (const StreamRef stream : behind.all()) {
+    if (!device.is_capturing(stream)) continue;
+    throw Error(ErrorCode::kNotAvailableYet,
+                "Sending while a stream of the sender is being captured into a graph is not "
+                "available yet.",
+                "Send before the capture begins or after it has ended.");
   }
 }
 
 Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t size_bytes,
                                                  const BlockView& block,
-                                                 std::chrono::milliseconds time_limit,
-                                                 int consumers) {
+                                                 const ShareOptions& options,
+                                                 const SendingStreams& behind) {
+  const auto time_limit = bounded(options.time_limit.value_or(default_message_time_limit()));
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) -
                                                  static_cast<const std::byte*>(block.piece_base));
   std::optional<MemoryHandle> handle;
@@ -195,7 +200,7 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
       piece_missing = !piece_index;
       if (piece_index) {
         const auto index = exports.reserve(block, offset, size_bytes, *piece_index, time_limit,
-                                           static_cast<std::uint32_t>(consumers));
+                                           static_cast<std::uint32_t>(options.consumers));
         if (index) {
           pieces.set_unmap_wanted(*piece_index, false);
           // Freed by another thread since it was pinned: that may have been absorbed already, when
@@ -217,7 +222,8 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
       }
     }
     if (piece_missing) {
-      // Driver calls, so without the lock. The pin keeps the piece.
+      // Driver calls, so without the lock, and none while a capture goes on. The pin keeps the piece.
+      refuse_captured(behind);
       handle = device.export_memory(block.stream.device, block.piece_base);
       device_uuid = device.uuid(block.stream.device);
     } else {
@@ -262,7 +268,7 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
   bool reserved = false;
   Reserved slot;
   try {
-    check_streams(behind);
+    check_devices(behind);
     const auto inside = static_cast<std::size_t>(static_cast<const std::byte*>(data) -
                                                  static_cast<const std::byte*>(block.data));
     if (size_bytes > block.size_bytes - inside) {
@@ -273,9 +279,7 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
                                                " from there.");
     }
     LIMBO_FAIL_POINT("share.after_pin");
-    slot = reserve(data, size_bytes, block,
-                   bounded(options.time_limit.value_or(default_message_time_limit())),
-                   options.consumers);
+    slot = reserve(data, size_bytes, block, options, behind);
     reserved = true;
     LIMBO_FAIL_POINT("share.after_reserve");
     if (received != nullptr) send_on_own(slot.export_index, *received);
@@ -308,8 +312,11 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
   return ticket;
 }
 
-// One number on each stream. A descriptor has room for two; of three, two are joined.
+// One number on each stream. A descriptor has room for two; of three, two are joined. Whether one is
+// being captured is asked here, where no capture begins between the answer and the number.
 void Producer::Impl::enqueue_numbers(ExportRecord& record, const SendingStreams& behind) {
+  const StreamQuestion question(device, StreamQuestion::Patient{});
+  refuse_captured(behind);
   const std::span<const StreamRef> streams = behind.all();
   if (streams.size() <= 2) {
     for (std::size_t i = 0; i < streams.size(); ++i) {

@@ -101,7 +101,8 @@ struct Producer::Impl {
   // Unpins both chains; returns how many pins were undone.
   std::uint64_t finish(ExportLink over, Block* let_go);
   void check_request(const void* data, std::size_t size_bytes, const ShareOptions& options) const;
-  void check_streams(const SendingStreams& behind);
+  void check_devices(const SendingStreams& behind);
+  void refuse_captured(const SendingStreams& behind);
   [[nodiscard]] bool can_order(int device_index);
   // The slot and what the ledger says of its piece.
   struct Reserved {
@@ -119,7 +120,7 @@ struct Producer::Impl {
   void send_on_own(std::uint32_t index, const OwnOpen& own);
   void enqueue_numbers(ExportRecord& record, const SendingStreams& behind);
   [[nodiscard]] Reserved reserve(const void* data, std::size_t size_bytes, const BlockView& block,
-                                 std::chrono::milliseconds time_limit, int consumers);
+                                 const ShareOptions& options, const SendingStreams& behind);
 
   Device& device;
   Allocator& allocator;

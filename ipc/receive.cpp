@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "allocator/capture_gate.h"
 #include "allocator/error.h"
 #include "ipc/claimed_block.h"
 #include "ipc/fail_points.h"
@@ -196,7 +197,11 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
     std::vector<SenderPoint> upstream;
     for (const TimelinePoint& point : facts.upstream) upstream.push_back(link->meet(point));
     const Mapping* mapping = map(claimed, *link, facts.piece, device);
-    for (const SenderPoint& point : sent) link->wait(home.stream, point);
+    {
+      const StreamQuestion question(device_, StreamQuestion::Patient{});
+      refuse_captured_receiver(device_, home.stream);
+      for (const SenderPoint& point : sent) link->wait(home.stream, point);
+    }
     LIMBO_FAIL_POINT("receive.after_wait");
     block.prepare({links_.holdings(),
                    {.data = static_cast<const std::byte*>(mapping->base()) + facts.offset_bytes,
@@ -300,6 +305,12 @@ int Receiver::choose_device(const Uuid& owner, const ReceiveOptions& options) co
               "it over the link between them.");
 }
 
+void refuse_captured_receiver(Device& device, StreamRef stream) {
+  if (!device.is_capturing(stream)) return;
+  throw Error(ErrorCode::kBadArgument, "The receiving stream is being captured into a graph.",
+              "Receive before the capture begins.");
+}
+
 StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& options) {
   if (!device.has_stream_memory_operations(index)) {
     throw Error(ErrorCode::kDeviceError,
@@ -308,10 +319,8 @@ StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& opti
   }
   const StreamRef stream{index,
                          options.current_stream ? options.current_stream(index) : StreamHandle{}};
-  if (device.is_capturing(stream)) {
-    throw Error(ErrorCode::kBadArgument, "The receiving stream is being captured into a graph.",
-                "Receive before the capture begins.");
-  }
+  const StreamQuestion question(device, StreamQuestion::Patient{});
+  refuse_captured_receiver(device, stream);
   return {stream, device.stream_id(stream)};
 }
 

@@ -52,6 +52,9 @@ class Receiver {
   ReceiveCounts& counts_;
 };
 
+// Throws kBadArgument where the stream that is to receive is being captured.
+void refuse_captured_receiver(Device& device, StreamRef stream);
+
 // The stream that receives on `device`, checked: it can wait on words and is not being captured.
 [[nodiscard]] StreamUse receiving_stream(Device& device, int index, const ReceiveOptions& options);
 

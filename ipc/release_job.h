@@ -7,23 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/device/device.h"
 #include "ipc/producer_link.h"
 #include "ipc/protocol/release.h"
+#include "ipc/stream_use.h"
 
 namespace limbo {
-
-// A stream, and the driver's own name for it: handles are reused, ids are not.
-struct StreamUse {
-  StreamRef stream;
-  std::uint64_t id = 0;
-
-  friend bool operator==(const StreamUse&, const StreamUse&) = default;
-};
-
-// The id of a stream that was named while it was being captured, when it must not be asked for its
-// own. What it had queued is waited for with the device.
-inline constexpr std::uint64_t kNamedInCapture = ~std::uint64_t{0};
 
 // The end of a graph: destroyed, with everything that was instantiated from it, and no launch of it
 // runs any more. Set by the driver (Device::keep_while_graph_lives), never taken back.

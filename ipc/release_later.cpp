@@ -28,6 +28,16 @@ void ReleaseQueue::take_alike(const Alike& key, ReleaseJobs& jobs) {
   in_hands_.fetch_add(jobs.size());
 }
 
+// False: nothing has changed.
+bool ReleaseQueue::enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room) {
+  const StreamQuestion question(device_);
+  if (way_of(one.front().jobs.front(), false, question) != Way::kEnqueue) return false;
+  LIMBO_FAIL_POINT("release.before_late");
+  one.front().room = std::move(room);
+  enqueue(one);
+  return true;
+}
+
 void ReleaseQueue::enqueue_waiting() {
   std::vector<Alike> keys;
   {
@@ -47,10 +57,8 @@ void ReleaseQueue::enqueue_waiting() {
       ReleaseJobs& jobs = batch.front().jobs;
       take_alike(key, jobs);
       const std::uint64_t count = jobs.size();
-      if (count > 0 && room && way_of(jobs.front(), false) == Way::kEnqueue) {
-        LIMBO_FAIL_POINT("release.before_late");
-        batch.front().room = std::move(*room);
-        enqueue(batch);
+      if (count > 0 && room && enqueue_late(batch, *room)) {
+        // On its way.
       } else {
         if (room) room_.give_back(*room);
         if (!room && count > 0 && !names_lost(key.streams, true)) put(idle_, jobs);

@@ -85,8 +85,9 @@ void ReleaseQueue::put(ReleaseJobs& where, ReleaseJobs& jobs) noexcept {
 // The first attempt is `fresh`: only what is captured just then can have used the block.
 void ReleaseQueue::start(ReleaseJobs& one, bool fresh) noexcept {
   const InHands in_hands(*this, 1);
+  const StreamQuestion question(device_);
   try {
-    switch (way_of(one.front(), fresh)) {
+    switch (way_of(one.front(), fresh, question)) {
       case Way::kEnqueue:
         enqueue_or_wait(one);
         return;
@@ -113,7 +114,8 @@ void ReleaseQueue::start(ReleaseJobs& one, bool fresh) noexcept {
 
 // Asked right before enqueueing, however late that is. A handle that means another stream by now, or
 // none, tells nothing about the work that used the block.
-ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
+ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh,
+                                       const StreamQuestion& question) {
   leave_lost_streams(job);
   if (job.streams.empty()) return Way::kLost;
   if (any_lives(job.graphs)) return Way::kPark;
@@ -122,6 +124,7 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
   try {
     // First, since asking a stream that is captured for its id would break the capture.
     for (const StreamUse& use : job.streams) captured |= device_.is_capturing(use.stream);
+    if (!captured && !question) return Way::kPark;  // what is captured from now on did not use it
     for (const StreamUse& use : job.streams) {
       if (captured) break;
       if (use.id == kNamedInCapture || device_.stream_id(use.stream) != use.id) {
@@ -129,7 +132,7 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
       }
     }
   } catch (const Error&) {
-    return names_lost(job.streams, true) ? way_of(job, fresh) : Way::kWhenIdle;
+    return names_lost(job.streams, true) ? way_of(job, fresh, question) : Way::kWhenIdle;
   }
   if (!captured) return Way::kEnqueue;
   if (!fresh) return Way::kPark;
@@ -139,7 +142,7 @@ ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh) {
       if (auto end = end_of_graph(use.stream)) job.graphs.push_back(std::move(end));
     }
   } catch (const std::exception&) {
-    return names_lost(job.streams, true) ? way_of(job, fresh) : Way::kKeep;
+    return names_lost(job.streams, true) ? way_of(job, fresh, question) : Way::kKeep;
   }
   return Way::kPark;
 }

@@ -11,8 +11,8 @@
 // | landing   | its batch's writes, enqueued                           | releaser       |
 // | waiting   | room: too many entries of ours on its streams; then    | releaser       |
 // |           | many in one batch, on a lane                           |                |
-// | parked    | no stream that used it is captured, no graph that uses | releaser; the  |
-// |           | it lives                                               | graph rings    |
+// | parked    | no stream that used it is captured, nobody begins to   | releaser; the  |
+// |           | capture just then, no graph that uses it lives         | graph rings    |
 // | idle      | its device is idle: a stream has gone, the driver has  | unmapper       |
 // |           | refused a call, or the batch may be part of a graph    |                |
 // | failed    | another attempt: no host memory                        | releaser       |
@@ -24,11 +24,12 @@
 // again with those that are left. Slots whose batch may still write are never used again.
 //
 // Captures: nothing of ours may become part of a graph, which would give back, at every launch, what
-// its slot holds by then. A stream is asked before and after the call. A late release goes by an
-// event and a lane: recorded into a capture, an event is not waited for, and leaves nothing in the
-// graph. A release in the program's own thread is one write; where somebody begins to capture that
-// very stream meanwhile, the write may be in the graph, and the release is kept until the graph is
-// over and the device idle.
+// its slot holds by then. The questions and the enqueueing are one StreamQuestion, so that a capture
+// that is announced begins before or behind them. For those that are not, a stream is asked after
+// the call too. A late release goes by an event and a lane: recorded into a capture, an event is not
+// waited for, and leaves nothing in the graph. A release in the program's own thread is one write;
+// where somebody begins to capture that very stream meanwhile, the write may be in the graph, and
+// the release is kept until the graph is over and the device idle.
 //
 // No device call is made under a lock.
 #pragma once
@@ -43,6 +44,7 @@
 #include <optional>
 #include <vector>
 
+#include "allocator/capture_gate.h"
 #include "allocator/device/device.h"
 #include "ipc/release_job.h"
 #include "ipc/service_thread.h"
@@ -112,7 +114,7 @@ class ReleaseQueue {
   // ---- the way of a release (release_queue.cpp)
   enum class Way { kEnqueue, kPark, kWhenIdle, kLost, kKeep };
   void start(ReleaseJobs& one, bool fresh) noexcept;
-  [[nodiscard]] Way way_of(ReleaseJob& job, bool fresh);
+  [[nodiscard]] Way way_of(ReleaseJob& job, bool fresh, const StreamQuestion& question);
   void enqueue_or_wait(ReleaseJobs& one);
   void put(ReleaseJobs& where, ReleaseJobs& jobs) noexcept;
 
@@ -126,6 +128,7 @@ class ReleaseQueue {
 
   // ---- what takes its time (release_later.cpp)
   void enqueue_waiting();
+  [[nodiscard]] bool enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room);
   void take_alike(const Alike& key, ReleaseJobs& jobs);
   void end_by_host(ReleaseJob& job, bool may_still_write) noexcept;
   void keep(ReleaseJobs& jobs, const char* why) noexcept;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "allocator/capture_gate.h"
 #include "allocator/error.h"
 #include "ipc/descriptor.h"
 #include "ipc/fail_points.h"
@@ -36,7 +37,6 @@ void check_streams(Device& device, const Holding& held, StreamRef current) {
 void send_on(Device& device, const Holding& held, const void* data, std::size_t size_bytes,
              const ShareOptions& options, Descriptor& descriptor) {
   check_share_options(data, size_bytes, options);
-  check_streams(device, held, options.current_stream);
   ProducerLink& link = *held.link;
 
   ForwardRequest request;
@@ -50,9 +50,13 @@ void send_on(Device& device, const Holding& held, const void* data, std::size_t 
   request.time_limit = options.time_limit.value_or(default_message_time_limit());
   // Its own writes, and those that the block had before it came: the stream that received it has
   // waited for them. Enqueued before anything that names them leaves this process.
-  request.points[0] = link.advance(options.current_stream);
-  if (options.current_stream != held.received_on) {
-    request.points[1] = link.advance(held.received_on);
+  {
+    const StreamQuestion question(device, StreamQuestion::Patient{});
+    check_streams(device, held, options.current_stream);
+    request.points[0] = link.advance(options.current_stream);
+    if (options.current_stream != held.received_on) {
+      request.points[1] = link.advance(held.received_on);
+    }
   }
   LIMBO_FAIL_POINT("sendon.after_enqueue");
 

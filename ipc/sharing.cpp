@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "allocator/capture_gate.h"
 #include "allocator/error.h"
 #include "ipc/descriptor.h"
 #include "ipc/fail_points.h"
@@ -243,8 +244,10 @@ bool SharingService::keep_for_graph(StreamRef capturing) {
   Engine* with = engine_.load(std::memory_order_acquire);
   if (with == nullptr) return false;  // nothing was received
   const auto end = with->releases.end_of_graph(capturing);
-  if (end) with->living.keep_all_until(capturing.device, end);
-  return end != nullptr;
+  if (end == nullptr) return false;
+  capture_gate::begun(capturing);
+  with->living.keep_all_until(capturing.device, end);
+  return true;
 }
 
 bool SharingService::drain(std::chrono::milliseconds at_most) {

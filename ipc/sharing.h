@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "allocator/allocator.h"
+#include "allocator/capture_gate.h"
 #include "ipc/layout.h"
 
 namespace limbo {
@@ -205,7 +206,8 @@ class Sharing {
   // captured into is destroyed. Nobody can see which blocks the captured kernels use, so these are
   // all; call it when the capture begins and before it ends. (Without it, a block that is let go of
   // while a stream that it knows is being captured, and one whose record_stream names such a
-  // stream, are kept too.) False where `capturing` is not being captured, or where this process has
+  // stream, are kept too.) So that no call of another thread spoils the capture in the moment in which
+  // it begins, put a BeginningCapture (capture_gate.h) around the beginning. False where `capturing` is not being captured, or where this process has
   // neither shared nor received. Throws kDeviceError.
   virtual bool keep_for_graph(StreamRef capturing) = 0;
 

@@ -89,6 +89,15 @@ void Peer::destroy_stream(const std::string& name) {
 void Peer::begin_capture(const std::string& mode) {
   call("begin_capture " + mode);
 }
+void Peer::begin_capture_during(const std::string& kind, const std::string& cause) {
+  call("begin_capture_during " + kind + " " + cause);
+}
+void Peer::announce_capture() {
+  call("announce_capture");
+}
+void Peer::withdraw_capture() {
+  call("withdraw_capture");
+}
 void Peer::end_capture(const std::string& graph) {
   call("end_capture " + graph);
 }

@@ -51,6 +51,11 @@ class Peer {
   void destroy_stream(const std::string& name);  // not the one in use
   // Of the stream in use.
   void begin_capture(const std::string& mode = "relaxed");  // or "global"
+  // By a program that says so (BeginningCapture), while another of its threads makes a call of that
+  // kind, which `cause`, a command, leads to.
+  void begin_capture_during(const std::string& kind, const std::string& cause);
+  void announce_capture();  // and goes on; until withdraw_capture
+  void withdraw_capture();
   void end_capture(const std::string& graph);
   void launch_graph(const std::string& graph);
   void destroy_graph(const std::string& graph);

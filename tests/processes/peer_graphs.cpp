@@ -1,6 +1,7 @@
 #include "tests/processes/peer_graphs.h"
 
 #include <stdexcept>
+#include <thread>
 
 #include "allocator/device/sim_device.h"
 #include "allocator/error.h"
@@ -41,6 +42,15 @@ bool lose_context(StreamRef stream) {
 
 }  // namespace
 
+void PeerGraphs::begin_during(const std::string& kind, const std::function<void()>& cause,
+                              StreamRef stream) {
+  const std::uint64_t before = calls_of(kind);
+  cause();
+  while (calls_of(kind) == before) std::this_thread::yield();
+  const BeginningCapture beginning(stream);
+  graphs().begin(stream, false);
+}
+
 TestGraphs& PeerGraphs::graphs() {
   if (!graphs_) graphs_ = make_test_graphs(process_allocator().device());
   return *graphs_;
@@ -52,6 +62,10 @@ std::optional<std::string> PeerGraphs::run(const std::string& command, std::istr
   words >> word;
   if (command == "begin_capture") {
     graphs().begin(stream, word == "global");
+  } else if (command == "announce_capture") {
+    announced_.emplace(stream);
+  } else if (command == "withdraw_capture") {
+    announced_.reset();
   } else if (command == "end_capture") {
     captured_[word] = graphs().end(stream);
   } else if (command == "launch_graph") {

@@ -1,12 +1,14 @@
 // What a peer does with graphs, and what it says about its device.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 
+#include "allocator/capture_gate.h"
 #include "tests/support/test_graphs.h"
 
 namespace limbo::testing {
@@ -16,12 +18,16 @@ class PeerGraphs {
   // The answer; nothing when the command is another's. `stream`: the one in use.
   [[nodiscard]] std::optional<std::string> run(const std::string& command,
                                                std::istringstream& words, StreamRef stream);
+  // A capture of `stream` begins, by a program that says so, while another thread makes a call of that
+  // kind, which `cause` leads to.
+  void begin_during(const std::string& kind, const std::function<void()>& cause, StreamRef stream);
 
  private:
   TestGraphs& graphs();
 
   std::unique_ptr<TestGraphs> graphs_;
   std::map<std::string, std::unique_ptr<TestGraph>> captured_;
+  std::optional<BeginningCapture> announced_;
 };
 
 }  // namespace limbo::testing

@@ -136,6 +136,15 @@ class PeerRole {
     aside_.drop(std::move(blocks_.extract(next(words)).mapped().received));
     return {};
   }
+  // KIND COMMAND: captures while another thread makes that call, which the command leads to.
+  std::string begin_capture_during(Words& words) {
+    const auto kind = next(words);
+    std::string cause;
+    std::getline(words, cause);
+    graphs_.begin_during(
+        kind, [&] { run(cause); }, stream());
+    return {};
+  }
   // THREADS PREFIX COUNT: the threads drop PREFIX0, PREFIX1, ... in turn.
   std::string drop_by_threads(Words& words) {
     const auto count = next<std::size_t>(words);
@@ -299,6 +308,7 @@ class PeerRole {
       {"destroy_stream", [this](Words& w) { return destroy_stream(w); }},
       {"drop_by_threads", [this](Words& w) { return drop_by_threads(w); }},
       {"drop_aside", [this](Words& w) { return drop_aside(w); }},
+      {"begin_capture_during", [this](Words& w) { return begin_capture_during(w); }},
       {"join",
        [this](Words&) {
          aside_.join();

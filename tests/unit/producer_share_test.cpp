@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "allocator/capture_gate.h"
 #include "allocator/options.h"
 #include "ipc/ledger_options.h"
 #include "tests/unit/producer_support.h"
@@ -134,6 +135,35 @@ TEST_F(ProducerShare, CapturingStreamIsRefusedAndTheCaptureGoesOn) {
   EXPECT_EQ(stats().exports_open, 0U);
   allocator_->free(other);
   allocator_->free(data);
+  EXPECT_EQ(limbo_blocks(), 0);
+  sim_->destroy_stream(stream);
+}
+
+// By another thread, in the middle of a send: it ends well, and the number is not the graph's.
+TEST_F(ProducerShare, ACaptureThatIsAnnouncedBeginsBehindASend) {
+  const StreamRef stream{0, sim_->create_stream(0)};
+  std::byte* data = allocate(4096, stream);
+  for (const CallKind kind : {CallKind::kStreamId, CallKind::kWriteWords}) {
+    sim_->faults().add({.kind = kind, .action = Fault::Action::kSlow, .delay = milliseconds(50)});
+    const std::uint64_t before = sim_->calls(kind);
+    ExportTicket ticket;
+    std::thread sender([&] {
+      ShareOptions options;
+      options.current_stream = stream;
+      ticket = producer_->share(data, 4096, options);
+    });
+    while (sim_->calls(kind) == before) std::this_thread::yield();
+    {
+      const BeginningCapture beginning(stream);
+      sim_->begin_capture(stream, SimCaptureMode::kRelaxed);
+    }
+    sender.join();
+    EXPECT_NO_THROW((void)sim_->end_capture(stream));
+    sim_->synchronize_stream(stream);
+    EXPECT_TRUE(producer_->withdraw(ticket.export_index, ticket.generation));
+  }
+  allocator_->free(data);
+  producer_->collect();
   EXPECT_EQ(limbo_blocks(), 0);
   sim_->destroy_stream(stream);
 }

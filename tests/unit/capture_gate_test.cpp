@@ -1,0 +1,168 @@
+// The capture gate, alone: who waits for whom, and how long.
+#include "allocator/capture_gate.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/sim_support.h"
+
+namespace limbo::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class CaptureGate : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    sim_->destroy_stream(stream_);
+    EXPECT_EQ(capture_gate::state.load(), 0U);
+  }
+  bool may_ask() { return static_cast<bool>(StreamQuestion(*sim_)); }
+  bool may_ask_patiently() {
+    return static_cast<bool>(StreamQuestion(*sim_, StreamQuestion::Patient{}));
+  }
+
+  Sandbox sandbox_;
+  std::unique_ptr<SimDevice> sim_ = make_sim();
+  StreamRef stream_{0, sim_->create_stream(0)};
+};
+
+TEST_F(CaptureGate, AnybodyMayAskWhileOthersDo) {
+  const StreamQuestion mine(*sim_);
+  EXPECT_TRUE(mine);
+  bool theirs = false;
+  std::thread([&] { theirs = may_ask(); }).join();
+  EXPECT_TRUE(theirs);
+}
+
+TEST_F(CaptureGate, NobodyAsksWhileACaptureIsBegun) {
+  {
+    const BeginningCapture beginning(stream_);
+    EXPECT_FALSE(may_ask());
+    const BeginningCapture another(stream_);
+    EXPECT_FALSE(may_ask());
+  }
+  EXPECT_TRUE(may_ask());
+}
+
+TEST_F(CaptureGate, ABeginningThatFailsEnds) {
+  try {
+    const BeginningCapture beginning(stream_);
+    sim_->begin_capture({0, nullptr}, SimCaptureMode::kRelaxed);  // the default stream
+    FAIL();
+  } catch (const Error&) {
+    EXPECT_TRUE(may_ask());
+  }
+}
+
+TEST_F(CaptureGate, ABeginningWaitsForThoseWhoAsk) {
+  std::atomic<bool> asking{false};
+  std::atomic<bool> begins{false};
+  std::atomic<bool> asked{false};
+  std::thread asker([&] {
+    const StreamQuestion question(*sim_);
+    asking = true;
+    while (!begins) std::this_thread::yield();
+    while (capture_gate::state.load() < capture_gate::kOneBeginning) std::this_thread::yield();
+    asked = true;
+  });
+  while (!asking) std::this_thread::yield();
+  begins = true;
+  const BeginningCapture beginning(stream_);
+  EXPECT_TRUE(asked);
+  asker.join();
+}
+
+// Whoever asks may be enqueueing on a full stream behind a kernel that waits for whoever begins.
+TEST_F(CaptureGate, ABeginningDoesNotWaitForEver) {
+  const StreamQuestion question(*sim_);
+  const Clock::time_point before = Clock::now();
+  std::thread([&] { const BeginningCapture beginning(stream_); }).join();
+  EXPECT_GE(Clock::now() - before, capture_gate::kWaitForQuestions);
+}
+
+TEST_F(CaptureGate, WhoNeedsAnAnswerWaitsUntilTheCaptureHasBegun) {
+  const BeginningCapture beginning(stream_);
+  EXPECT_FALSE(may_ask_patiently());  // and goes on
+  sim_->begin_capture(stream_, SimCaptureMode::kRelaxed);
+  EXPECT_TRUE(may_ask_patiently());  // though the guard lives still
+  EXPECT_NO_THROW((void)sim_->end_capture(stream_));
+}
+
+TEST_F(CaptureGate, WhoeverSeesThatItHasBegunSaysSo) {
+  const StreamRef other{0, sim_->create_stream(0)};
+  const std::uint64_t announcement = capture_gate::announce(stream_);
+  capture_gate::begun(other);
+  EXPECT_FALSE(may_ask());
+  capture_gate::begun(stream_);
+  EXPECT_TRUE(may_ask());
+  capture_gate::withdraw(announcement);
+  EXPECT_TRUE(may_ask());
+  sim_->destroy_stream(other);
+}
+
+TEST_F(CaptureGate, AForgottenAnnouncementEnds) {
+  const Clock::time_point before = Clock::now();
+  const std::uint64_t announcement = capture_gate::announce(stream_);
+  EXPECT_TRUE(eventually([&] { return may_ask(); }));
+  EXPECT_GE(Clock::now() - before, capture_gate::kLongestAnnouncement);
+  capture_gate::withdraw(announcement);
+}
+
+TEST_F(CaptureGate, ItIsFreeInAForkChild) {
+  const StreamQuestion question(*sim_);
+  std::atomic<bool> announced{false};
+  std::thread beginner([&] {
+    const std::uint64_t announcement = capture_gate::announce(stream_);
+    announced = true;
+    capture_gate::withdraw(announcement);
+  });
+  while (capture_gate::state.load() < capture_gate::kOneBeginning) std::this_thread::yield();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool free = capture_gate::state.load() == 0;
+    const Clock::time_point before = Clock::now();
+    { const BeginningCapture beginning(stream_); }
+    const bool at_once = Clock::now() - before < capture_gate::kWaitForQuestions;
+    ::_exit(free && at_once ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  beginner.join();
+}
+
+// Askers and beginners without end: each capture ends well, and nobody is left in the count.
+TEST_F(CaptureGate, ManyThreadsAskWhileCapturesBegin) {
+  constexpr int kCaptures = 300;
+  constexpr int kAskers = 3;
+  std::atomic<bool> over{false};
+  std::vector<std::thread> askers;
+  for (int index = 0; index < kAskers; ++index) {
+    askers.emplace_back([&] {
+      while (!over) {
+        const StreamQuestion question(*sim_);
+        if (sim_->is_capturing(stream_) || !question) continue;
+        (void)sim_->stream_id(stream_);
+      }
+    });
+  }
+  for (int index = 0; index < kCaptures; ++index) {
+    {
+      const BeginningCapture beginning(stream_);
+      sim_->begin_capture(stream_, SimCaptureMode::kRelaxed);
+    }
+    EXPECT_NO_THROW((void)sim_->end_capture(stream_));
+  }
+  over = true;
+  for (std::thread& asker : askers) asker.join();
+}
+
+}  // namespace
+}  // namespace limbo::testing
