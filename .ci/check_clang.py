@@ -5,15 +5,20 @@
 
 Reads compile_commands.json there and checks the sources under ROOT, this tree by default. The
 sources of one folder are checked as one, without making code of them: seconds instead of minutes;
-where that fails, one by one. Without clang++ it says so and checks nothing. Exit code 1 if clang++
-refused something.
+where that fails, in halves, down to each alone. As many run at once as there are cores, and 2 GB of
+memory for each. Without clang++ it says so and checks nothing. Exit code 1 if clang++ refused
+something.
 """
 
 import json
+import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # What of a compile command decides what a source means, with and without a separate value.
@@ -32,14 +37,57 @@ def kept_options(command: str) -> list[str]:
     return kept
 
 
-def accepts(compiler: str, options: list[str], sources: list[str], quiet: bool = False) -> bool:
+def refusals(compiler: str, options: list[str], sources: list[str]) -> str:
+    """What clang++ says against these sources, compiled as one; empty: nothing."""
     done = subprocess.run(
         [compiler, "-fsyntax-only", *options, "-x", "c++", "-"],
         input="".join(f'#include "{source}"\n' for source in sources),
-        stderr=subprocess.DEVNULL if quiet else None,
+        stderr=subprocess.PIPE,
         text=True,
+        check=False,
     )
-    return done.returncode == 0
+    return "" if done.returncode == 0 else done.stderr or f"clang++ ended with {done.returncode}\n"
+
+
+def check(compiler: str, sources: dict[str, list[str]]) -> str:
+    """The refusals of sources (path: options) that may stand in one file, except where names of
+    their own collide, which is no error."""
+    names = sorted(sources)
+    said = refusals(compiler, sources[names[0]], names)
+    if not said or len(names) == 1:
+        return said
+    half = len(names) // 2
+    parts = (names[:half], names[half:])
+    return "".join(check(compiler, {name: sources[name] for name in part}) for part in parts)
+
+
+def sources_of(entry: dict[str, str], build: Path) -> Iterator[Path]:
+    """The sources that a compile command compiles: CMake joins several in a file of its own."""
+    file = Path(entry["file"])
+    if not (file.is_relative_to(build) and file.name.startswith("unity_")):
+        yield file
+    elif file.is_file():
+        text = file.read_text(encoding="utf-8")
+        yield from map(Path, re.findall(r'^#include "(.*)"', text, re.MULTILINE))
+
+
+def groups_in(build: Path, root: Path) -> dict[Path, dict[str, list[str]]]:
+    """What is checked together: folders, and programs, which have a main each."""
+    entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+    groups: dict[Path, dict[str, list[str]]] = {}
+    for entry in entries:
+        for source in sources_of(entry, build):
+            if source.is_relative_to(root / "build") or not source.is_relative_to(root):
+                continue
+            alone = source.parent.name == "tools" or source.name.endswith("main.cpp")
+            group = source if alone else source.parent
+            groups.setdefault(group, {}).setdefault(str(source), kept_options(entry["command"]))
+    return groups
+
+
+def jobs() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, memory // 2_000_000_000))
 
 
 def main() -> int:
@@ -52,25 +100,18 @@ def main() -> int:
         return 0
     root = Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parent.parent
     root = root.resolve()
-    entries = json.loads((Path(sys.argv[1]) / "compile_commands.json").read_text(encoding="utf-8"))
-    folders: dict[Path, dict[str, list[str]]] = {}
-    for entry in entries:
-        source = Path(entry["file"])
-        if source.is_relative_to(root / "build") or not source.is_relative_to(root):
-            continue
-        # Programs have a main each.
-        alone = source.parent.name == "tools" or source.name.endswith("main.cpp")
-        group = source if alone else source.parent
-        folders.setdefault(group, {}).setdefault(str(source), kept_options(entry["command"]))
+    groups = groups_in(Path(sys.argv[1]).resolve(), root)
     failed = False
-    for group, sources in sorted(folders.items()):
-        print(group.relative_to(root), flush=True)
-        options = next(iter(sources.values()))
-        if len(sources) > 1 and accepts(compiler, options, sorted(sources), quiet=True):
-            continue
-        # Alone: names of their own that collide are no error, and an error is told once.
-        for source in sorted(sources):
-            failed = not accepts(compiler, sources[source], [source]) or failed
+    # The largest first, so that none of them is left alone at the end.
+    order = sorted(groups, key=lambda group: (-len(groups[group]), group))
+    with ThreadPoolExecutor(jobs()) as pool:
+        for group, said in zip(
+            order, pool.map(lambda group: check(compiler, groups[group]), order), strict=True
+        ):
+            print(group.relative_to(root), flush=True)
+            if said:
+                failed = True
+                print(said, file=sys.stderr, end="", flush=True)
     return 1 if failed else 0
 
 

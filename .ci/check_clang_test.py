@@ -50,6 +50,29 @@ class CheckClangTests(unittest.TestCase):
         code, output = check({"a/x.cpp": own % "x", "a/y.cpp": own % "y"})
         self.assertEqual(code, 0, output)
 
+    def test_sources_that_cmake_has_joined_are_found(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            build = root / "build"
+            for name, text in {"a/x.cpp": "int x;\n", "a/y.cpp": "int y = z;\n"}.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text, encoding="utf-8")
+            build.mkdir()
+            unity = build / "unity_0_cxx.cxx"
+            includes = "".join(f'#include "{root}/a/{name}.cpp"\n' for name in "xy")
+            unity.write_text(includes, encoding="utf-8")
+            command = f"g++ -std=c++20 -o x.o -c {unity}"
+            entries = [{"file": str(unity), "command": command}]
+            (build / "compile_commands.json").write_text(json.dumps(entries), encoding="utf-8")
+            done = subprocess.run(
+                [sys.executable, str(SCRIPT), str(build), folder],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("a/y.cpp:1", done.stderr)
+
     def test_mains_do_not_meet(self) -> None:
         main = "int main() { return 0; }\n"
         code, output = check({"tools/x.cpp": main, "tools/y.cpp": main, "a/z_main.cpp": main})

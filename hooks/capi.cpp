@@ -151,6 +151,16 @@ const char* limbo_stats_json(void) {
   return text_of(kept, limbo::stats_json);
 }
 
+const char* limbo_devices_json(void) {
+  static thread_local std::string kept;
+  return text_of(kept, limbo::devices_json);
+}
+
+const char* limbo_probes_json(int device) {
+  static thread_local std::string kept;
+  return text_of(kept, [&] { return limbo::probes_json(device); });
+}
+
 int limbo_reap(int force, int64_t* leases, int64_t* claims) {
   return code_of([&] {
     limbo::Reaped reaped;

@@ -90,6 +90,14 @@ LIMBO_C_API const char* limbo_holders_json(void);
 //  "held_for_readers_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"}, ...]}
 LIMBO_C_API const char* limbo_stats_json(void);
 
+// The GPUs of the device that this process uses, which this starts:
+// [{"index", "uuid", "total_bytes", "free_bytes"}, ...]. Null with device_error where there is none.
+LIMBO_C_API const char* limbo_devices_json(void);
+
+// What lending needs of this machine, each tried (ipc/probes.h); of GPU `device` too, which starts
+// it, unless it is negative: [{"name", "works", "seen", "advice"}, ...]
+LIMBO_C_API const char* limbo_probes_json(int device);
+
 // Looks at every consumer now and takes back what the dead held whose GPU work has ended (which
 // happens by itself a moment later); with `force` 1 also from those in quarantine: the caller vouches
 // that none of their GPU work runs any more. How many consumers are done with goes to `*leases`, how

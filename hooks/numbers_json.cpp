@@ -2,12 +2,15 @@
 
 #include <cinttypes>
 #include <cstdio>
+#include <numeric>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "allocator/options.h"
 #include "hooks/json.h"
 #include "hooks/process.h"
+#include "ipc/probes.h"
 
 namespace limbo {
 namespace {
@@ -132,6 +135,42 @@ std::string stats_json() {
   json.end_array();
   json.end_object();
   return json.text();
+}
+
+std::string devices_json() {
+  Device& device = process_device();
+  std::vector<int> indices(static_cast<std::size_t>(device.device_count()));
+  std::iota(indices.begin(), indices.end(), 0);
+  return list_of(indices, [&](JsonWriter& json, int index) {
+    const MemoryInfo memory = device.memory_info(index);
+    json.begin_object();
+    json.field("index", index);
+    json.field("uuid", to_string(device.uuid(index)));
+    json.field("total_bytes", memory.total_bytes);
+    json.field("free_bytes", memory.free_bytes);
+    json.end_object();
+  });
+}
+
+std::string probes_json(int device) {
+  std::vector<std::pair<std::string_view, Probe>> probes{
+      {"runtime directory", probe_runtime_directory()},
+      {"pidfd", probe_pidfd()},
+      {"life line", probe_life_line()},
+      {"memfd seals", probe_memfd_seals()},
+  };
+  if (device >= 0) {
+    probes.emplace_back("stream memory operations",
+                        probe_stream_memory_operations(process_device(), device));
+  }
+  return list_of(probes, [](JsonWriter& json, const auto& named) {
+    json.begin_object();
+    json.field("name", named.first);
+    json.field("works", named.second.works);
+    json.field("seen", named.second.seen);
+    json.field("advice", named.second.advice);
+    json.end_object();
+  });
 }
 
 std::string options_json() {

@@ -16,5 +16,10 @@ namespace limbo {
 [[nodiscard]] std::string names_json();
 [[nodiscard]] std::string stats_json();
 [[nodiscard]] std::string options_json();
+// Of the process's device; starts it.
+[[nodiscard]] std::string devices_json();
+// What lending needs of the host, each tried; of `device` too where it is not negative, which starts
+// it.
+[[nodiscard]] std::string probes_json(int device);
 
 }  // namespace limbo

@@ -156,6 +156,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "limbo_incarnation": (text, []),
         "limbo_holders_json": (text, []),
         "limbo_stats_json": (text, []),
+        "limbo_devices_json": (text, []),
+        "limbo_probes_json": (text, [number]),
         "limbo_reap": (number, [number, ctypes.POINTER(number64), ctypes.POINTER(number64)]),
         "limbo_drain": (number, [number64, ctypes.POINTER(number)]),
         "limbo_keep_for_graph": (number, [number, ctypes.c_void_p, ctypes.POINTER(number)]),

@@ -6,14 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .errors import LimboError
-
-#: Designed, and not made yet: named in the error, and not in the help.
-_NOT_YET = ("doctor", "ls", "top")
+from . import _torch
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser: only commands that exist are in it."""
+    """The parser."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_limbo",
         description="Limbo: a CUDA caching allocator for PyTorch whose memory can be lent to other "
@@ -38,6 +35,27 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--steps", type=int, default=8, metavar="N", help="training steps, 4 or more (default 8)"
     )
+    doctor = commands.add_parser(
+        "doctor",
+        help="what lending needs of this machine: what works, what does not, why, what to do",
+        description="Tries what lending needs of this machine, a line for each: works, does not, "
+        "not needed, or not tried; why; and what to do. Exit code 1 if nothing can be lent here. "
+        "LIMBO_DEVICE=simulated looks at the simulated device instead of the GPU.",
+    )
+    listing = commands.add_parser(
+        "ls",
+        help="who lends what to whom",
+        description="Asks every process of this user that lends: what it publishes, and who holds "
+        "how much of its memory. Exit code 1 if one does not answer.",
+    )
+    bench = commands.add_parser(
+        "bench",
+        help="what allocating and sharing cost here, in a few seconds",
+        description="Measures allocating, sharing, receiving and releasing from Python, in "
+        "microseconds; on a GPU also torch's own allocator.",
+    )
+    for command in (doctor, listing, bench):
+        command.add_argument("--json", action="store_true", help="for scripts")
     commands.add_parser(
         "options", help="every option with its unit, range, default and present value"
     )
@@ -47,21 +65,40 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = build_parser()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in _NOT_YET:
-        parser.error(f"{given[0]} is not available yet in this version of Limbo")
-    chosen = parser.parse_args(given)
-    try:
-        if chosen.command == "demo":
-            if chosen.steps < 4:
-                parser.error(f"--steps cannot be {chosen.steps}: use 4 or more")
-            from .demo import run_demo
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "demo" and chosen.steps < 4:
+        parser.error(f"--steps cannot be {chosen.steps}: use 4 or more")
+    if chosen.command == "doctor":  # also where there is no torch, or another one
+        from .doctor import run_doctor
 
-            return run_demo(chosen.device, chosen.steps)
-        return print_options()
+        return run_doctor(chosen.json)
+    refusal = _torch.refusal()
+    if refusal is not None:
+        print(refusal, file=sys.stderr)
+        return 1
+    from .errors import LimboError
+
+    try:
+        return _run(chosen)
     except LimboError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 1
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    if chosen.command == "demo":
+        from .demo import run_demo
+
+        return run_demo(chosen.device, chosen.steps)
+    if chosen.command == "ls":
+        from .listing import run_ls
+
+        return run_ls(chosen.json)
+    if chosen.command == "bench":
+        from .bench import run_bench
+
+        return run_bench(chosen.json)
+    return print_options()
 
 
 def print_options() -> int:
