@@ -1,4 +1,4 @@
-"""Tensors under names on a GPU: acquired behind queued work, released, and taken back of the dead."""
+"""Tensors under names on a GPU: acquired behind queued work, released, swept of the dead."""
 
 from __future__ import annotations
 
