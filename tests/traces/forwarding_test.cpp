@@ -40,6 +40,8 @@ class ForwardTraces : public ProducerTest {
 
 using ForwardWithoutNote = ForwardTraces;
 using ForwardWithoutOwnPoints = ForwardTraces;
+using UpstreamForgotten = ForwardTraces;
+using UnheardAnswerKept = ForwardTraces;
 
 // The consumer has let go, which no pass has seen yet; its question was on the way meanwhile.
 TEST_F(ForwardWithoutNote, AClaimThatWasReleasedPinsNothingAnew) {
@@ -94,6 +96,75 @@ TEST_F(ForwardWithoutOwnPoints, TheReaderComesBehindTheForwardersWrite) {
   asker.die();
   producer_->drop_forwarders();
   for (const StreamRef stream : {writing, reading}) sim_->destroy_stream(stream);
+}
+
+// One writes and sends on, another one sends on behind that, and the first dies under its write: the
+// second's number comes all the same.
+TEST_F(UpstreamForgotten, WhoeverWaitsForTheSecondLearnsWhatTheFirstHasNotWritten) {
+  PlayedConsumer first(*producer_, 1);
+  PlayedConsumer second(*producer_, 2);
+  std::byte* data = allocate();
+  ExportTicket ticket = share(data);
+  for (PlayedConsumer* each : {&first, &second}) {
+    std::uint32_t slot = 0;
+    ASSERT_EQ(each->claim(ticket, &slot), ClaimVerdict::kStands);
+    ForwardRequest ask = request(slot, ticket);
+    ask.points[0] = {0, 0, 1};
+    const protocol::ClaimTarget made = forward(*each, ask);
+    producer_->heard(each->lease(), made);
+    ticket.export_index = made.export_index;
+    ticket.generation = made.generation;
+  }
+  const OwnOpen own = producer_->open_own(ticket.export_index, ticket.generation);
+  EXPECT_FALSE(own.ended_early());
+  EXPECT_TRUE(producer_->complete_waits(first.lease()));
+  EXPECT_TRUE(own.ended_early()) << "the first one's write passes for done";
+  allocator_->unpin(own.block.block);
+  for (PlayedConsumer* each : {&first, &second}) each->release_all();
+  allocator_->free(data);
+  producer_->collect();
+  for (PlayedConsumer* each : {&first, &second}) each->die();
+  producer_->drop_forwarders();
+}
+
+// It dies between its question and the answer, which nobody else can know of.
+TEST_F(UnheardAnswerKept, WhatWasMadeForTheDeadIsWithdrawn) {
+  PlayedConsumer asker(*producer_, 1);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(asker.claim(ticket, &slot), ClaimVerdict::kStands);
+  const protocol::ClaimTarget made = forward(asker, request(slot, ticket));
+  asker.die();
+  EXPECT_EQ(stats().withdrawn, 1U);
+  EXPECT_EQ(stats().in_flight, 0U) << "a message that nobody has is waited for";
+  allocator_->free(data);
+  producer_->collect();
+  EXPECT_EQ(limbo_blocks(), 0);
+  (void)producer_->withdraw(made.export_index, made.generation);
+  producer_->drop_forwarders();
+}
+
+// The same by its connection's end alone.
+TEST_F(UnheardAnswerKept, WhatWasMadeForOneWhoSaysNothingAnyMoreIsWithdrawn) {
+  PlayedConsumer asker(*producer_, 1);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(asker.claim(ticket, &slot), ClaimVerdict::kStands);
+  const protocol::ClaimTarget heard = forward(asker, request(slot, ticket));
+  producer_->heard(asker.lease(), heard);
+  const protocol::ClaimTarget unheard = forward(asker, request(slot, ticket));
+  producer_->hears_no_more(asker.lease());
+  EXPECT_EQ(stats().in_flight, 1U);
+  for (const protocol::ClaimTarget& made : {heard, unheard}) {
+    (void)producer_->withdraw(made.export_index, made.generation);
+  }
+  asker.release_all();
+  allocator_->free(data);
+  producer_->collect();
+  asker.die();
+  producer_->drop_forwarders();
 }
 
 }  // namespace
