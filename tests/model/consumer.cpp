@@ -324,6 +324,7 @@ void work(const Run& run) {
     enqueue(stream, Queued::Kind::kWait, timeline_word(message.timeline[i]), message.number[i]);
   }
   enqueue(stream, Queued::Kind::kRead, data_word(run.spec(which).block), run.spec(which).data);
+  stream.queue[stream.size - 1].about = static_cast<std::uint16_t>(which);
   run.next();
 }
 
@@ -382,6 +383,8 @@ void run_consumer(const Run& run) {
       return run.head().phase == Phase::kInside ? release_lost(run) : lose_context(run);
     case Op::kUnmap:
       return unmap(run);
+    case Op::kEnd:
+      return end_timeline(run);
     default:
       return run.next();
   }

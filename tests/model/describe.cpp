@@ -20,6 +20,7 @@ std::string name_of(Word word) {
     const std::uint32_t index = word - kFirstExport;
     return numbered(index % 2 == 0 ? "export " : "fields of export ", index / 2);
   }
+  if (word >= kFirstEnd) return numbered("end of timeline ", word - kFirstEnd);
   if (word >= kFirstData) return numbered("data of block ", word - kFirstData);
   if (word >= kFirstTimeline) return numbered("timeline ", word - kFirstTimeline);
   const std::uint32_t lease = (word - kFirstLease) / kLeaseWords;
@@ -80,7 +81,8 @@ const char* name_of(Op op) {
                                        "decline",
                                        "forward",
                                        "lose context",
-                                       "unmap"};
+                                       "unmap",
+                                       "end timeline"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

@@ -29,8 +29,10 @@ struct Frame {
 
 class Exploration {
  public:
-  Exploration(const Scenario& scenario, std::uint64_t max_states)
-      : scenario_(scenario), max_states_(max_states) {}
+  Exploration(const Scenario& scenario, const Bounds& bounds)
+      : scenario_(scenario),
+        max_states_(bounds.max_states),
+        until_(Clock::now() + bounds.at_most) {}
 
   Result run(unsigned threads) {
     Start first{beginning(scenario_), {}};
@@ -47,9 +49,13 @@ class Exploration {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool is_new(const World& world) {
     if (!seen_.insert(fingerprint_of(world, scenario_))) return false;
-    if (states_.fetch_add(1) + 1 >= max_states_) gave_up_ = stop_ = true;
+    const std::uint64_t states = states_.fetch_add(1) + 1;
+    const bool late = states % 4096 == 0 && Clock::now() >= until_;
+    if (late || states >= max_states_) gave_up_ = stop_ = true;
     return true;
   }
 
@@ -155,6 +161,7 @@ class Exploration {
 
   const Scenario& scenario_;
   const std::uint64_t max_states_;
+  const Clock::time_point until_;
   SeenStates seen_;
   std::atomic<std::uint64_t> states_{0};
   std::atomic<std::uint64_t> ends_{0};
@@ -167,8 +174,8 @@ class Exploration {
 
 }  // namespace
 
-Result explore(const Scenario& scenario, unsigned threads, std::uint64_t max_states) {
-  return Exploration(scenario, max_states).run(threads);
+Result explore(const Scenario& scenario, unsigned threads, const Bounds& bounds) {
+  return Exploration(scenario, bounds).run(threads);
 }
 
 }  // namespace limbo::model

@@ -1,6 +1,7 @@
 // Every state that a scenario can come to.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,8 +33,14 @@ struct Result {
   bool complete = true;    // false: given up at the bound
 };
 
-// Up to `max_states` states, by `threads` threads.
-Result explore(const Scenario& scenario, unsigned threads, std::uint64_t max_states);
+// Where it is given up.
+struct Bounds {
+  std::uint64_t max_states = std::uint64_t{1} << 40;
+  std::chrono::seconds at_most = std::chrono::hours(24 * 365);
+};
+
+// By `threads` threads.
+Result explore(const Scenario& scenario, unsigned threads, const Bounds& bounds);
 
 // The counter-example as a list of steps.
 std::string describe(const Scenario& scenario, const std::vector<Move>& path);

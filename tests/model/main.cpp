@@ -8,6 +8,7 @@
 //   limbo_model --list
 //   --threads N                        how many threads explore (1)
 //   --max-states N                     give up after so many states of a scenario
+//   --seconds N                        give up after so long with a scenario
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -31,14 +32,14 @@ struct Options {
   const char* finds = nullptr;
   std::string_view weaken;
   unsigned threads = 1;
-  std::uint64_t max_states = std::uint64_t{1} << 40;
+  limbo::model::Bounds bounds;
 };
 
 int usage() {
   std::fprintf(
       stderr,
       "Use: limbo_model [--all | --scenario NAME | --finds MISTAKE | --weaken ORDER | --list] "
-      "[--threads N] [--max-states N]\n");
+      "[--threads N] [--max-states N] [--seconds N]\n");
   return 2;
 }
 
@@ -61,18 +62,21 @@ bool read(int argc, char** argv, Options& options) {
     } else if (option == "--threads") {
       options.threads = static_cast<unsigned>(std::strtoul(argv[++i], nullptr, 10));
     } else if (option == "--max-states") {
-      options.max_states = std::strtoull(argv[++i], nullptr, 10);
+      options.bounds.max_states = std::strtoull(argv[++i], nullptr, 10);
+    } else if (option == "--seconds") {
+      options.bounds.at_most = std::chrono::seconds(std::strtoul(argv[++i], nullptr, 10));
     } else {
       return false;
     }
   }
-  return options.threads >= 1 && options.max_states >= 1;
+  return options.threads >= 1 && options.bounds.max_states >= 1 &&
+         options.bounds.at_most.count() >= 1;
 }
 
 // True: as it should be.
 bool run(const Scenario& scenario, const Options& options) {
   const auto start = std::chrono::steady_clock::now();
-  const Result result = explore(scenario, options.threads, options.max_states);
+  const Result result = explore(scenario, options.threads, options.bounds);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   std::printf("%-26.*s %12llu states %9llu ends %8.1f s  %s\n",
               static_cast<int>(scenario.name.size()), scenario.name.data(),

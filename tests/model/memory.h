@@ -58,7 +58,7 @@ class Memory {
   }
 
   void store(Ref word, std::uint64_t value, std::memory_order order) {
-    write(word, static_cast<std::uint32_t>(value), false, order);
+    write(word, narrow(value), false, order);
   }
 
   // Additions linger like stores, so what was there before is not known; nobody asks.
@@ -76,7 +76,7 @@ class Memory {
       const bool waits = order != std::memory_order_acquire && order != std::memory_order_relaxed;
       if (equal && waits && thread_.buffered > 0) stop();
       const std::uint32_t seen = world_.words[word];
-      if (equal) world_.words[word] = static_cast<std::uint32_t>(desired);
+      if (equal) world_.words[word] = narrow(desired);
       see(equal ? "swap" : "fail to swap", word, equal ? world_.words[word] : seen);
       expected = acted(seen);
     } else {
@@ -129,6 +129,11 @@ class Memory {
   std::jmp_buf stopped;
 
  private:
+  // The end of a timeline is more than any number here; all else is small.
+  [[nodiscard]] static std::uint32_t narrow(std::uint64_t value) noexcept {
+    return value < protocol::kTimelineEnded ? static_cast<std::uint32_t>(value) : 0x7fff'ffffU;
+  }
+
   [[nodiscard]] bool replays() const noexcept { return at_ < thread_.made; }
   [[noreturn]] void stop() { std::longjmp(stopped, 1); }
 

@@ -30,7 +30,8 @@ void move_stream(World& world, Stream& stream, Observer* observer) {
   if (first.kind == Queued::Kind::kWrite) {
     world.words[first.word] = first.value;
     after_landing(world, first.word);
-  } else if (first.kind == Queued::Kind::kRead && world.words[first.word] != first.value) {
+  } else if (first.kind == Queued::Kind::kRead && world.words[first.word] != first.value &&
+             !is_known_lost(world, world.own.messages[first.about])) {
     break_rule(world, Rule::kReadTooEarly, first.about);
   }
 }

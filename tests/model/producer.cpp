@@ -2,6 +2,7 @@
 // product runs one, and leaves as the product leaves (ipc/producer_collect.cpp).
 #include "ipc/protocol/forward.h"
 #include "ipc/protocol/lock.h"
+#include "ipc/protocol/timeline.h"
 #include "tests/model/pass.h"
 
 namespace limbo::model {
@@ -81,6 +82,25 @@ bool is_listed(const Run& run, std::uint32_t lease) {
 }
 
 // As ipc/producer_forward.cpp: noted first; then a slot, a pin more, OPEN.
+// The rules of ipc/upstream_numbers.
+void say_what_is_upstream(const Run& run, Message& message, const Message& held) {
+  if (makes(Mistake::kUpstreamForgotten)) return;
+  message.upstream_lost = held.upstream_lost;
+  const auto add = [&](std::uint32_t timeline, std::uint8_t number) {
+    const bool owners = run.scenario.streams[timeline] == 0;
+    if (number == 0 || owners || message.upstream_lost) return;
+    const protocol::Arrival arrival =
+        protocol::arrival_of(run.memory, timeline_word(timeline), end_word(timeline), number);
+    if (arrival == protocol::Arrival::kCame) return;
+    message.upstream_lost = arrival == protocol::Arrival::kLost;
+    message.upstream[timeline] = std::max(message.upstream[timeline], number);
+  };
+  for (std::size_t i = 0; i < held.number.size(); ++i) add(held.timeline[i], held.number[i]);
+  for (std::uint32_t timeline = 0; timeline < run.scenario.streams.size(); ++timeline) {
+    add(timeline, held.upstream[timeline]);
+  }
+}
+
 void forward(const Run& run, ModelExports& exports) {
   const std::uint32_t which = run.head().note[0];
   Message& message = run.own().messages[which];
@@ -98,6 +118,7 @@ void forward(const Run& run, ModelExports& exports) {
   message.export_index = static_cast<std::uint8_t>(index);
   message.generation = run.own().producer.exports[index].generation;
   if (!run.own().blocks[block].owned) exports.let_go(block);
+  if (run.scenario.ends_timelines) say_what_is_upstream(run, message, held);
   protocol::open_export(run.memory, ExportWords{index, run.scenario.reads_fields},
                         message.generation, {which + 1});
   run.head().note[3] = 1;
@@ -249,7 +270,8 @@ void begin(const Run& run) {
     case Op::kTakeBack: {
       // Its asker says so; or has died, and has not said that it has heard of it.
       const Message& message = own.messages[step.what];
-      const bool unheard = !message.sent && own.processes[message.asker + 1U].quiet;
+      const bool unheard = !message.sent && own.processes[message.asker + 1U].quiet &&
+                           !makes(Mistake::kUnheardAnswerKept);
       run.memory.await(message.answer == 1 && (message.given_up || unheard));
       return run.go(Phase::kLock);
     }
@@ -357,6 +379,7 @@ void after(const Run& run) {
 }  // namespace
 
 void run_producer(const Run& run) {
+  if (run.step().op == Op::kEnd) return end_timeline(run);
   ModelExports exports(run.world, run.memory);
   switch (run.head().phase) {
     case Phase::kBegin:

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "ipc/protocol/timeline.h"
+
 namespace limbo::model {
 namespace {
 
@@ -87,6 +89,30 @@ void advance_timelines(const Run& run) {
   if (protocol::makes(protocol::Mistake::kHomeStreamOnly)) return advance(0, spec.home_stream);
   advance(0, spec.current_stream);
   if (spec.home_stream != spec.current_stream) advance(1, spec.home_stream);
+}
+
+void end_timeline(const Run& run) {
+  const Step& step = run.step();
+  if (run.head().phase == Phase::kBegin) {
+    const Process& owner = run.own().processes[step.slot];
+    run.memory.await(step.stream == 1 ? owner.quiet : owner.gone);
+    return run.go(Phase::kAfter);
+  }
+  protocol::end_timeline(run.memory, timeline_word(step.what), end_word(step.what));
+  run.next();
+}
+
+bool is_known_lost(const World& world, const Message& message) {
+  const auto ended = [&](std::uint32_t timeline, std::uint32_t number) {
+    const std::uint32_t end = world.words[end_word(timeline)];
+    return number != 0 && end != 0 && end <= number;
+  };
+  bool lost = message.upstream_lost;
+  for (std::size_t i = 0; i < message.number.size(); ++i) {
+    lost |= ended(message.timeline[i], message.number[i]);
+  }
+  for (std::uint32_t i = 0; i < kTimelines; ++i) lost |= ended(i, message.upstream[i]);
+  return lost;
 }
 
 void write_data(const Run& run) {

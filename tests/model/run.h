@@ -59,6 +59,12 @@ void unpin(const Scenario& scenario, World& world, std::uint32_t block);
 // timeline's lock, so in one step.
 void advance_timelines(const Run& run);
 
+// Lets pass who waits for a process that is gone.
+void end_timeline(const Run& run);
+
+// Whether the readers of a message can know that something before it will not come.
+bool is_known_lost(const World& world, const Message& message);
+
 // The work that fills a block: one step.
 void write_data(const Run& run);
 

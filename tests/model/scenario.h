@@ -54,7 +54,7 @@ constexpr std::string_view text_of(Rule rule) {
     case Rule::kOpenRefused:
       return "a claim stood, and its piece could not be opened";
     case Rule::kReadTooEarly:
-      return "a stream read before the data was written";
+      return "a stream read before the data was written, and its reader is not told";
     case Rule::kForwardedWhatIsFree:
       return "a claim that was no longer noted was sent on";
     case Rule::kFalseOutOfMemory:
@@ -99,6 +99,8 @@ enum class Op : std::uint8_t {
   kForward,      // the new message, register of the old one's claim
   kLoseContext,  // of its GPU: what has not landed is released by the host
   kUnmap,        // piece: closes what its owner wants back; slot 1: what is idle
+  // whoever waits
+  kEnd,  // timeline, slot: its process, which is gone; stream 1: and quiet
 };
 
 struct Step {
@@ -151,6 +153,7 @@ struct Scenario {
   // By what the scripts do (finished): words that nobody would look at are left out.
   bool awaits_unpins = false;
   bool lists_change = false;
+  bool ends_timelines = false;
   std::vector<bool> like_the_one_before = {};  // threads of one process with one script
   std::vector<protocol::Mistake> finds = {};
 };

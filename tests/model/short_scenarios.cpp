@@ -326,7 +326,26 @@ std::vector<Scenario> forwards() {
        .may_die = 1 << kFirst,
        .deaths = 1,
        .expires_at_end = true,
-       .finds = {Mistake::kForwardWithoutNote}},
+       .finds = {Mistake::kForwardWithoutNote, Mistake::kUnheardAnswerKept}},
+      {.name = "forwarder-dies",
+       .what =
+           "a holder is killed under its write, having sent on; owner and reader end its timeline",
+       .threads =
+           {{"owner", kProducer, {{Op::kShare, 0}}},
+            {"connections", kProducer, {{Op::kTakeForward}, {Op::kTakeBack, 1}}, true},
+            {"reaper", kProducer, {{Op::kEnd, 0, kFirst, 0}, {Op::kEnd, 0, kFirst, 1}}, true},
+            {"sweeper", kProducer, {{Op::kSweep, 0}}, true},
+            {"first", kFirst, {{Op::kReceive, 0, 0}, {Op::kWrite, 0, 2, 0}, {Op::kForward, 1, 0}}},
+            {"second", kSecond, {{Op::kReceive, 1, 0, 1}, {Op::kReleaseGpu, 1, 0, 1}}, true},
+            {"its reaper", kSecond, {{Op::kEnd, 0, kFirst, 0}, {Op::kEnd, 0, kFirst, 1}}, true}},
+       .messages = {{.promised = 1},
+                    {.current_stream = 0, .home_stream = 0, .forwards = 0, .data = 2}},
+       .streams = {kFirst, kSecond},
+       .connected = 3,
+       .may_die = 1 << kFirst,
+       .deaths = 1,
+       .expires_at_end = true,
+       .finds = {Mistake::kEndedWithoutMark, Mistake::kMarkedAfterEnd}},
   };
 }
 

@@ -44,7 +44,8 @@ inline constexpr Word kFirstLease = kFirstExport + 2 * kExports;
 inline constexpr Word kLeaseWords = 2 + 2 * kGroups + kSlots + kPieces;
 inline constexpr Word kFirstTimeline = kFirstLease + kLeases * kLeaseWords;
 inline constexpr Word kFirstData = kFirstTimeline + kTimelines;  // what is in the blocks
-inline constexpr Word kWords = kFirstData + kBlocks;
+inline constexpr Word kFirstEnd = kFirstData + kBlocks;          // where timelines have ended
+inline constexpr Word kWords = kFirstEnd + kTimelines;
 
 // Values of the words that the model codes more simply than ipc/layout.h.
 inline constexpr std::uint32_t kPieceWanted = 1;
@@ -74,6 +75,9 @@ constexpr Word mark_word(std::uint32_t lease, std::uint32_t piece) {
 }
 constexpr Word timeline_word(std::uint32_t timeline) {
   return word_at(kFirstTimeline, timeline);
+}
+constexpr Word end_word(std::uint32_t timeline) {
+  return word_at(kFirstEnd, timeline);
 }
 constexpr Word data_word(std::uint32_t block) {
   return word_at(kFirstData, block);
@@ -234,7 +238,11 @@ struct Message {
   bool given_up;                         // the answer did not come in time
   std::array<std::uint8_t, 2> timeline;  // to wait for
   std::array<std::uint8_t, 2> number;    // 0: nothing
-  std::uint8_t ended_early;              // withdrawn, or out of time: 1 under way, 2 done
+  // What its owner says of those who sent it on before: the last number of each timeline, or that one
+  // of them will not come.
+  std::array<std::uint8_t, kTimelines> upstream;
+  bool upstream_lost;
+  std::uint8_t ended_early;  // withdrawn, or out of time: 1 under way, 2 done
 };
 
 struct Process {
@@ -267,7 +275,7 @@ struct World {
     std::array<std::uint8_t, kTimelines> taken;  // the last number of each timeline
     Truth truth;
     std::uint8_t deaths_left;
-    std::array<std::uint8_t, 6> fill;
+    std::array<std::uint8_t, 2> fill;
   } own;
   std::array<Thread, kThreads> threads;  // last: those that a scenario does not have are not copied
 };
