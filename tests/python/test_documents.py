@@ -31,8 +31,10 @@ def test_an_example(example: Example, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)
+def test_a_document_is_whole_and_its_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert not re.search(r"^(<{7}|>{7}) ", text, re.M), "the marks of a merge were left in it"
+    text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
             continue
