@@ -171,6 +171,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void give_central(ChainList& chains);
   // Everything that caches and the depot hold of a device to its free lists.
   void reclaim_caches(DeviceHeap& at);
+  // Those of the depot and of this thread's cache.
+  void reclaim_own(DeviceHeap& at);
+  [[nodiscard]] bool caches_hold_much(const DeviceHeap& at) const;
   // The large ones that caches hold.
   void reclaim_large(DeviceHeap& at);
   // From now on allocations of the device go the central way, until allow_caches has been called as

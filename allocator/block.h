@@ -148,6 +148,13 @@ struct alignas(128) Block {
   }
 };
 
+// Fetches the line of a block that somebody else may have written last, for writing at once: read
+// first, it would have to be asked for twice. (The compiler's own prefetch does so only where all
+// processors that it builds for have the instruction; one that lacks it does nothing.)
+inline void prefetch_to_write(const Block* block) noexcept {
+  asm volatile("prefetchw %0" : : "m"(*reinterpret_cast<const char*>(block)));
+}
+
 // Blocks linked by Block::link.
 struct Chain {
   Block* head = nullptr;

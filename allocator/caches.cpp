@@ -93,6 +93,36 @@ void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
   at.give_all(all, own_counters(at));
 }
 
+// What needs nobody to stand still: what full bins left behind, and this thread's own blocks.
+void Allocator::Impl::reclaim_own(DeviceHeap& at) {
+  ChainList all;
+  if (ThreadCache* own = thread_cache(); own != nullptr) {
+    const GateVisit visit(own->gate());
+    if (visit) own->take_all(at.device, all);
+  }
+  const std::lock_guard lock(at.mutex);
+  for (const auto& [stream, depot] : at.depots) depot->take_all(all);
+  at.give_all(all, own_counters(at));
+}
+
+// Whether the caches hold more than a small request may leave there and take a segment instead.
+// Threads that live on different sizes would else empty each other's caches again and again: each
+// lacks what another has for a moment.
+bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
+  constexpr std::size_t kAlways = 8 * sizes::kMiB;
+  constexpr std::size_t kNever = 64 * sizes::kMiB;
+  std::size_t reserved_bytes = 0;
+  {
+    const std::lock_guard lock(at.mutex);
+    reserved_bytes = at.reserved_bytes;
+  }
+  const std::size_t allowed_bytes = std::clamp(reserved_bytes / 8, kAlways, kNever);
+  const std::lock_guard registry(thread_registry::mutex());
+  std::size_t held_bytes = 0;
+  for (const ThreadCache* cache : caches) held_bytes += cache->held_bytes();
+  return held_bytes > allowed_bytes;
+}
+
 void Allocator::Impl::bypass_caches(DeviceHeap& at) {
   at.counters.bypass_caches();
   try {

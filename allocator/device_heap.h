@@ -52,7 +52,14 @@ class DeviceHeap {
   DeviceHeap& operator=(const DeviceHeap&) = delete;
 
   const int device;
-  mutable HeapMutex mutex;
+
+ private:
+  // Read by every miss before it has the lock, and seldom written: on lines without the rest.
+  std::atomic<std::size_t> routes_standing_{0};
+  std::atomic<bool> anything_waits_{false};
+
+ public:
+  alignas(128) mutable HeapMutex mutex;  // who waits for it disturbs nobody who works
 
   // ---- free memory: caller holds the heap lock ----
 
@@ -166,7 +173,7 @@ class DeviceHeap {
   std::condition_variable_any filters_asked;  // some Pool::asked is lower
 
   // ---- data, guarded by the heap lock ----
-  std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
+  alignas(128) std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id
   const std::shared_ptr<Pool> default_pool;
   std::map<PoolId, std::shared_ptr<Pool>> pools;  // private ones that are used or have segments
   std::shared_ptr<const Routes> routes = std::make_shared<const Routes>();  // never null
@@ -217,8 +224,6 @@ class DeviceHeap {
   std::deque<Block> nodes_;
   Chain unused_nodes_;
   std::vector<FreeList::Place> places_;  // one for each node whose block is in no free list
-  std::atomic<std::size_t> routes_standing_{0};
-  std::atomic<bool> anything_waits_{false};
   std::size_t works_ = 0;
   std::uint64_t works_done_ = 0;
 };

@@ -56,7 +56,11 @@ class PageTable {
     const unsigned shift = (slots & kLargeTag) != 0 ? kLargeShift : kSmallShift;
     const auto* first = reinterpret_cast<const std::atomic<Block*>*>(slots & ~kLargeTag);
     Block* block = first[(where & (kChunkBytes - 1)) >> shift].load(std::memory_order_acquire);
-    return block != nullptr && block->data() == address ? block : nullptr;
+    if (block == nullptr) [[unlikely]] {
+      return nullptr;
+    }
+    prefetch_to_write(block);
+    return block->data() == address ? block : nullptr;
   }
 
   // The block whose range holds `address`; null if no segment does. Caller holds the heap lock of

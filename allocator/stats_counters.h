@@ -57,7 +57,7 @@ inline constexpr std::int64_t kWindowBytes = std::int64_t{16} << 20;
 
 // One thread's counters for one device. Written by the owner inside its gate or the heap lock; read
 // by anyone.
-class alignas(64) ThreadCounters {
+class alignas(128) ThreadCounters {
  public:
   // A block came out of the cache, or went into it. Parts of every hit.
   [[gnu::always_inline]] void on_allocate(bool large, std::size_t size_bytes,
@@ -130,7 +130,7 @@ class alignas(64) ThreadCounters {
   using Number = std::atomic<std::int64_t>;
 
   // Only the owner writes: no read-modify-write is needed.
-  static std::int64_t add(Number& number, std::int64_t by) noexcept {
+  [[gnu::always_inline]] static std::int64_t add(Number& number, std::int64_t by) noexcept {
     const std::int64_t sum = number.load(std::memory_order_relaxed) + by;
     number.store(sum, std::memory_order_relaxed);
     return sum;
@@ -148,7 +148,7 @@ class alignas(64) ThreadCounters {
         move_maximum(-below);
       }
     }
-    void fall(std::int64_t by) noexcept { add(below_, by); }
+    [[gnu::always_inline]] void fall(std::int64_t by) noexcept { add(below_, by); }
     // A new window begins.
     void restart() noexcept {
       const std::int64_t below = below_.load(std::memory_order_relaxed);
@@ -253,10 +253,10 @@ class DeviceCounters {
   [[nodiscard]] Row total_levels(Metric metric) const noexcept;
   [[nodiscard]] StatByKind stat(Metric metric) const noexcept;
 
-  alignas(64) std::atomic<std::uint64_t> epoch_{1};  // read at every hit: a line of its own
-  std::atomic<std::uint32_t> bypasses_{0};           // on the same line
+  alignas(128) std::atomic<std::uint64_t> epoch_{1};  // read at every hit: a line of its own
+  std::atomic<std::uint32_t> bypasses_{0};            // on the same line
   // How many threads have moved in this window. Written by each once a window.
-  alignas(64) std::atomic<std::uint32_t> movers_{0};
+  alignas(128) std::atomic<std::uint32_t> movers_{0};
   alignas(64) std::vector<ThreadCounters*> threads_;
   ThreadCounters* own_ = nullptr;     // whom this change is counted with; null: the heap
   std::uint32_t window_changes_ = 0;  // threads' central changes in this window

@@ -43,7 +43,7 @@ class StreamCache {
       --bin.count;
       // What another thread freed is in that one's caches still: fetch it before it is wanted. (Not
       // null: a processor looks for the page.)
-      if (bin.head != nullptr) __builtin_prefetch(bin.head, 1);
+      if (bin.head != nullptr) prefetch_to_write(bin.head);
     }
     return block;
   }
@@ -91,7 +91,7 @@ class StreamCache {
   }
 
  private:
-  static constexpr std::size_t kLargeBins = 8;
+  static constexpr std::size_t kLargeBins = 16;
   struct Bin {
     // The chain in use, and how many blocks a chain may hold: 0 until the bin is used and listed in
     // used_bins_.
@@ -142,7 +142,7 @@ class StreamCache {
 class ThreadCacheOwner;
 
 // Aligned, as its counters are, so that no other thread's writes share its cache lines.
-class alignas(64) ThreadCache {
+class alignas(128) ThreadCache {
  public:
   // More streams than this are served by the central free lists.
   static constexpr std::size_t kMaxStreams = 64;
@@ -202,8 +202,9 @@ class alignas(64) ThreadCache {
 
   // ---- any time ----
   // A hint: a sweep may pass this cache by.
-  [[nodiscard]] bool looks_empty() const noexcept {
-    return held_bytes_.load(std::memory_order_relaxed) == 0;
+  [[nodiscard]] bool looks_empty() const noexcept { return held_bytes() == 0; }
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    return held_bytes_.load(std::memory_order_relaxed);
   }
   // The same for whoever wants large blocks only.
   [[nodiscard]] bool may_hold_large() const noexcept {

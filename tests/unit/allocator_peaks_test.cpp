@@ -1,54 +1,13 @@
 // Peaks of several threads: exact where few of them take turns, never too low, and too high by a
 // bounded number of bytes where many do.
-#include <condition_variable>
 #include <deque>
-#include <functional>
-#include <mutex>
-#include <thread>
 
 #include "allocator/stats_counters.h"
 #include "tests/unit/allocator_support.h"
+#include "tests/unit/worker.h"
 
 namespace limbo::testing {
 namespace {
-
-// A thread that does one thing after another, and keeps its cache between them.
-class Worker {
- public:
-  Worker() : thread_([this] { live(); }) {}
-  ~Worker() {
-    run({});
-    thread_.join();
-  }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-
-  void run(std::function<void()> work) {
-    std::unique_lock lock(mutex_);
-    work_ = std::move(work);
-    wanted_ = true;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return !wanted_; });
-  }
-
- private:
-  void live() {
-    for (bool over = false; !over;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return wanted_; });
-      over = work_ == nullptr;
-      if (!over) work_();
-      wanted_ = false;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::function<void()> work_;
-  bool wanted_ = false;
-  std::thread thread_;
-};
 
 class AllocatorPeaks : public AllocatorTest {
  protected:
