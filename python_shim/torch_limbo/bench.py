@@ -85,10 +85,11 @@ def _child(role: str, **pipes: Any) -> subprocess.Popen[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package first where a child looks for it."""
+    """Ours, with this very package first where a child looks for it, and torch's allocator there."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     rest = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *([rest] if rest else [])])}
+    ours = {name: value for name, value in os.environ.items() if name != "LIMBO_ENABLE"}
+    return {**ours, "PYTHONPATH": os.pathsep.join([package, *([rest] if rest else [])])}
 
 
 def print_native_allocation() -> None:

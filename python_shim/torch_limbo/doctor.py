@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ _ORDER = (
 _DRIVER_NEEDED = 12000
 #: Killed receivers' memory must be back after this, in seconds (2 s of grace, and some more).
 _RETURN_S = 10.0
+#: A receiver starts, and opens memory, within this time, in seconds; it takes a few.
+_ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,9 @@ class _Receiver:
         try:
             self._process.stdin.write(f"{device} {message.hex()}\n")
             self._process.stdin.flush()
+            # A line at a time: nothing is read ahead.
+            if not select.select([self._process.stdout], [], [], _ANSWER_S)[0]:
+                return f"it gave no answer for {_ANSWER_S:g} s"
             answer = self._process.stdout.readline().strip()
         except OSError:
             answer = ""

@@ -67,3 +67,10 @@ def test_the_demo_on_a_gpu_that_is_not_there(named_by: str) -> None:
     assert done.stderr.startswith("device_error: ")
     assert "--device simulated" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_measured_beside_limbo_is_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_limbo import bench
+
+    monkeypatch.setenv("LIMBO_ENABLE", "1")  # a child would have Limbo, too
+    assert "LIMBO_ENABLE" not in bench._environment()

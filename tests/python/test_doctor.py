@@ -131,3 +131,11 @@ runpy.run_module("torch_limbo", run_name="__main__")
     told = done.stdout if command == "doctor" else done.stderr
     assert what in told
     assert "pip install 'torch==" in told
+
+
+def test_a_receiver_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_limbo import doctor as tried
+
+    monkeypatch.setattr(tried, "_ANSWER_S", 0.2)
+    with tried._Receiver(sys.executable, "-c", "import time; time.sleep(100)") as receiver:
+        assert receiver.read(b"") == "it gave no answer for 0.2 s"
