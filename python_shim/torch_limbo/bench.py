@@ -85,7 +85,7 @@ def _child(role: str, **pipes: Any) -> subprocess.Popen[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package first where a child looks for it, and torch's allocator there."""
+    """Ours, with this very package first where a child looks, and torch's own allocator."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     rest = os.environ.get("PYTHONPATH")
     ours = {name: value for name, value in os.environ.items() if name != "LIMBO_ENABLE"}
