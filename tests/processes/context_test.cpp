@@ -180,12 +180,17 @@ TEST_F(OneContextTest, WhatIsReleasedLaterComesBackWhereTheMappingIsTheLostOnes)
 // Released before, and still behind the work of the other GPU.
 TEST_F(OneContextTest, WhatWasReleasedComesBackBehindTheOtherGpusWork) {
   for (const int device : {0, 1}) receive("r" + std::to_string(device), device);
-  reader_->write_for("r0", 2, milliseconds(1000));
+  // A GPU takes a second or two to find and to end what lost a context.
+  const milliseconds duration(on_simulated_device() ? 1000 : 6000);
+  const auto begin = std::chrono::steady_clock::now();
+  reader_->write_for("r0", 2, duration);
   for (const char* name : {"r0", "r1"}) reader_->drop(name);
   ASSERT_TRUE(reader_->lose_context(1));
   EXPECT_TRUE(sender_->becomes("in_flight", 0));
   for (const std::int64_t fewer : {1, 0}) {
-    EXPECT_FALSE(sender_->becomes("held_claims", fewer, milliseconds(150)));
+    const bool came_back = sender_->becomes("held_claims", fewer, milliseconds(150));
+    ASSERT_LT(std::chrono::steady_clock::now() - begin, duration) << "the write has ended before";
+    EXPECT_FALSE(came_back);
   }
   expect_all_back();
 }
