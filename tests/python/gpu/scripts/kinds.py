@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, report, wait_for_empty_limbo
+from common import memory_use, note, report, wait_for_empty_limbo
 
 warnings.filterwarnings("ignore", message=".*(Sparse|prototype|TypedStorage|legacy).*")
 
@@ -117,17 +117,23 @@ def expected(name: str, value: Any) -> Any:
 
 def without_offsets(seen: Any) -> Any:
     """Of the parts of a nested tensor, without where in memory they lie."""
-    return [(part[:5], part[6:]) for part in seen[1]] if seen[0] == "nested" else seen
+    if not isinstance(seen, tuple) or seen[0] != "nested":
+        return seen
+    return [(part[:5], part[6:]) for part in seen[1]]
 
 
 def consume(queue: Any, pipe: Any) -> None:
-    while (item := queue.get()) is not None:
-        name, value = item
+    pipe.send("ready")
+    while True:
+        item = value = None
         try:
+            item = queue.get()
+            if item is None:
+                break
+            name, value = item
             pipe.send((name, facts(value)))
         except Exception as error:
-            pipe.send((name, repr(error)))
-        del item, value
+            pipe.send(("", repr(error)))
     import torch_limbo
 
     pipe.send(torch_limbo.stats()["receives"])
@@ -142,21 +148,35 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(queue, theirs))
     consumer.start()
+    assert ours.recv() == "ready"
     failures = []
+
+    def answer_about(name: str) -> Any:
+        """What cannot be pickled is told by the queue's thread, on standard error, and never comes;
+        what comes late is another's."""
+        while ours.poll(20):
+            got_name, got = ours.recv()
+            if got_name == "":
+                raise RuntimeError(got)
+            if got_name == name:
+                return got
+        raise TimeoutError("nothing came")
 
     def one_round() -> None:
         for name, value in samples().items():
             try:
                 queue.put((name, value))
-                if not ours.poll(30):
-                    raise TimeoutError("nothing came")
-                _, got = ours.recv()
+                got = answer_about(name)
                 if without_offsets(got) != without_offsets(expected(name, value)):
                     failures.append(f"{name}: sent {expected(name, value)}, got {got}")
             except Exception as error:
                 failures.append(f"{name}: {error!r}")
+                if not consumer.is_alive():
+                    raise
 
     one_round()
+    for failure in failures:
+        note(failure)
     wait_for_empty_limbo()
     before = memory_use()
     failures.clear()
