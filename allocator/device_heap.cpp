@@ -98,15 +98,23 @@ void DeviceHeap::drop_node(Block* block) noexcept {
 }
 
 void DeviceHeap::insert_free(Block* block) noexcept {
-  block->segment->pool->list(block->segment->large).insert(block, std::move(places_.back()));
-  places_.pop_back();
+  if (block->segment->large) {
+    block->segment->pool->large.insert(block, std::move(places_.back()));
+    places_.pop_back();
+  } else {
+    block->segment->pool->small.insert(block);
+  }
   if (!is_part(block)) return;
   counters.add(kInactive, block->segment->large, 1);
   counters.add(kInactiveBytes, block->segment->large, block->size_bytes);
 }
 
 void DeviceHeap::remove_free(Block* block) noexcept {
-  places_.push_back(block->segment->pool->list(block->segment->large).erase(block));
+  if (block->segment->large) {
+    places_.push_back(block->segment->pool->large.erase(block));
+  } else {
+    block->segment->pool->small.erase(block);
+  }
   if (!is_part(block)) return;
   counters.subtract(kInactive, block->segment->large, 1);
   counters.subtract(kInactiveBytes, block->segment->large, block->size_bytes);
@@ -140,7 +148,8 @@ void DeviceHeap::absorb_next(Block* block) noexcept {
 
 Block* DeviceHeap::find_fit(const Pool& pool, StreamHandle stream, std::size_t size_bytes) {
   ++searches;
-  Block* block = pool.list(sizes::is_large(size_bytes)).find_best(stream, size_bytes);
+  Block* block = sizes::is_large(size_bytes) ? pool.large.find_best(stream, size_bytes)
+                                             : pool.small.find_best(stream, size_bytes);
   if (block == nullptr || block->size_bytes < policy.max_split_size_bytes) return block;
   // A block that is not to be cut.
   if (size_bytes < policy.max_split_size_bytes) return nullptr;
@@ -232,6 +241,7 @@ void DeviceHeap::give_all(ChainList& chains, ThreadCounters* own) noexcept {
 
 Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
                                  StreamRef stream, bool is_large) {
+  if (!is_large) pool.small.prepare(stream.handle);
   auto made = std::make_unique<Segment>();
   Segment& segment = *made;
   segment.provider = &provider;

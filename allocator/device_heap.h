@@ -223,7 +223,7 @@ class DeviceHeap {
   PageTable& page_table_;
   std::deque<Block> nodes_;
   Chain unused_nodes_;
-  std::vector<FreeList::Place> places_;  // one for each node whose block is in no free list
+  std::vector<FreeList::Place> places_;  // one for each node whose block is in no large list
   std::size_t works_ = 0;
   std::uint64_t works_done_ = 0;
 };

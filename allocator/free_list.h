@@ -1,5 +1,5 @@
-// Free blocks of one kind (small or large) of one device: best fit by (stream, size, segment,
-// address). Older segments come first, so that younger ones become free as a whole; where the driver
+// The free blocks of large segments of one pool (small_free_list.h: of small ones): best fit by
+// (stream, size, segment, address). Older segments come first, so that younger ones become free as a whole; where the driver
 // put a segment changes nothing.
 // Guarded by the heap lock.
 //
@@ -63,7 +63,9 @@ class FreeList {
     return found == entries_.end() || found->stream != stream ? nullptr : found->block;
   }
 
-  [[nodiscard]] bool contains(Block* block) const { return entries_.contains(entry_of(block)); }
+  [[nodiscard]] bool contains(const Block* block) const {
+    return entries_.contains(entry_of(const_cast<Block*>(block)));
+  }
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] auto begin() const noexcept { return entries_.begin(); }
   [[nodiscard]] auto end() const noexcept { return entries_.end(); }

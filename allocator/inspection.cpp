@@ -126,10 +126,8 @@ std::size_t Allocator::largest_free_block_bytes(int device) {
   DeviceHeap& at = impl_->heap(device);
   impl_->reclaim_caches(at);
   const std::lock_guard lock(at.mutex);
-  std::size_t largest = 0;
-  for (const FreeList* list : {&at.default_pool->small, &at.default_pool->large}) {
-    for (const Block* block : *list) largest = std::max(largest, block->size_bytes);
-  }
+  std::size_t largest = at.default_pool->small.largest_bytes();
+  for (const Block* block : at.default_pool->large) largest = std::max(largest, block->size_bytes);
   return largest;
 }
 

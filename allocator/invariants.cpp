@@ -141,8 +141,7 @@ class Check {
     const std::size_t requested = block.requested_bytes.load(std::memory_order_relaxed);
     switch (block_word::state(word)) {
       case BlockState::kFree: {
-        const FreeList& list = segment.pool->list(segment.large);
-        if (!list.contains(const_cast<Block*>(&block))) broken("a free block is in no list");
+        if (!segment.pool->lists(&block)) broken("a free block is in no list");
         ++free_blocks_;
         break;
       }

@@ -18,6 +18,7 @@
 #include "allocator/free_list.h"
 #include "allocator/pool_id.h"
 #include "allocator/provider.h"
+#include "allocator/small_free_list.h"
 
 namespace limbo {
 
@@ -33,7 +34,7 @@ struct Pool : std::enable_shared_from_this<Pool> {
   // a pool lets go of it with no lock held.
   const std::shared_ptr<Provider> provider;
 
-  FreeList small;
+  SmallFreeList small;
   FreeList large;
   std::size_t segments = 0;  // that it has
 
@@ -47,9 +48,9 @@ struct Pool : std::enable_shared_from_this<Pool> {
   [[nodiscard]] bool is_default() const noexcept { return id.is_default(); }
   // Whether its unused segments may go back to their provider.
   [[nodiscard]] bool may_shrink() const noexcept { return is_default() || uses == 0; }
-  [[nodiscard]] FreeList& list(bool is_large) noexcept { return is_large ? large : small; }
-  [[nodiscard]] const FreeList& list(bool is_large) const noexcept {
-    return is_large ? large : small;
+  // In the list of its kind.
+  [[nodiscard]] bool lists(const Block* block) const {
+    return block->segment->large ? large.contains(block) : small.contains(block);
   }
 };
 

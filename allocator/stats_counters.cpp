@@ -121,11 +121,7 @@ void DeviceCounters::remove_thread(ThreadCounters* counters) noexcept {
   threads_.erase(known);
 }
 
-void DeviceCounters::add(Metric metric, bool large, std::size_t by) noexcept {
-  if (own_ != nullptr && metric < kThreadMetrics) {
-    own_->rise(metric, large, signed_of(by));
-    return;
-  }
+void DeviceCounters::add_to_heap(Metric metric, bool large, std::size_t by) noexcept {
   for (const std::size_t kind : {kind_of(large), kAllKind}) {
     ups_[metric][kind] += signed_of(by);
     levels_[metric][kind] += signed_of(by);
@@ -136,11 +132,7 @@ void DeviceCounters::add(Metric metric, bool large, std::size_t by) noexcept {
   }
 }
 
-void DeviceCounters::subtract(Metric metric, bool large, std::size_t by) noexcept {
-  if (own_ != nullptr && metric < kThreadMetrics) {
-    own_->fall(metric, large, signed_of(by));
-    return;
-  }
+void DeviceCounters::subtract_from_heap(Metric metric, bool large, std::size_t by) noexcept {
   for (const std::size_t kind : {kind_of(large), kAllKind}) levels_[metric][kind] -= signed_of(by);
 }
 

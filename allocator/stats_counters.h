@@ -215,8 +215,20 @@ class DeviceCounters {
   void begin_change(ThreadCounters* own) noexcept;
   void end_change() noexcept { own_ = nullptr; }
 
-  void add(Metric metric, bool large, std::size_t by) noexcept;
-  void subtract(Metric metric, bool large, std::size_t by) noexcept;
+  void add(Metric metric, bool large, std::size_t by) noexcept {
+    if (own_ != nullptr && metric < kThreadMetrics) {
+      own_->rise(metric, large, static_cast<std::int64_t>(by));
+    } else {
+      add_to_heap(metric, large, by);
+    }
+  }
+  void subtract(Metric metric, bool large, std::size_t by) noexcept {
+    if (own_ != nullptr && metric < kThreadMetrics) {
+      own_->fall(metric, large, static_cast<std::int64_t>(by));
+    } else {
+      subtract_from_heap(metric, large, by);
+    }
+  }
 
   // A block is handed out by the heap, or freed for good.
   void add_handed_out(bool large, std::size_t size_bytes, std::size_t requested_bytes) noexcept;
@@ -245,6 +257,8 @@ class DeviceCounters {
 
  private:
   using Row = std::array<std::int64_t, kKinds>;
+  void add_to_heap(Metric metric, bool large, std::size_t by) noexcept;
+  void subtract_from_heap(Metric metric, bool large, std::size_t by) noexcept;
   void close_window() noexcept;
   void note_peaks() noexcept;
   [[nodiscard]] bool window_is_long() const noexcept;
