@@ -11,6 +11,7 @@ import ctypes
 import json
 import multiprocessing
 import multiprocessing.util
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -323,8 +324,9 @@ def options() -> list[Option]:
 class _ExitDrain:
     """At the end of a ``multiprocessing`` child, waits until what it has just sent is mapped.
 
-    Such a process ends without ``atexit``, where the library waits in others, but it runs these
-    finalizers; this one comes after those of the queues, which flush what is still to be sent.
+    Forked and from a fork server, such a process ends without ``atexit``, where the library waits
+    in others, but it runs these finalizers; this one comes after those of the queues, which flush
+    what is still to be sent. Both together wait no longer than ``exit_drain_ms``.
     """
 
     _AFTER_QUEUES = -100
@@ -344,7 +346,11 @@ class _ExitDrain:
             return
         limits = [option.value for option in options() if option.name == "exit_drain_ms"]
         if limits:
+            begin = time.monotonic()
             _library.load().limbo_drain(limits[0], None)
+            waited = int((time.monotonic() - begin) * 1000)
+            # A spawned child runs the interpreter's end as well, where the library waits.
+            _library.load().limbo_set_option(b"exit_drain_ms", max(0, limits[0] - waited))
 
 
 _exit_drain = _ExitDrain()

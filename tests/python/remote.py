@@ -244,6 +244,15 @@ def limit_messages_to(milliseconds: int) -> None:
     torch_limbo.enable(message_time_limit_ms=milliseconds)
 
 
+def left_to_drain(limit_ms: int) -> int:
+    """What multiprocessing runs at the end of a process, with `limit_ms` to wait; what is left of
+    them for the interpreter's own end."""
+    torch_limbo.enable(exit_drain_ms=limit_ms)
+    torch_limbo.api._exit_drain._drain()
+    (left,) = [option.value for option in torch_limbo.options() if option.name == "exit_drain_ms"]
+    return left
+
+
 def wait_until_all_is_over() -> None:
     wait_until(lambda: torch_limbo.stats()["exports_open"] == 0, "messages are not over")
     wait_until(lambda: torch_limbo.stats()["limbo_blocks"] == 0, "blocks are still in limbo")

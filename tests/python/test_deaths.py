@@ -77,6 +77,15 @@ def test_a_child_that_ends_right_after_put(method: str) -> None:
     queue.join_thread()
 
 
+def test_a_process_waits_only_once_at_its_end() -> None:
+    """A spawned process runs multiprocessing's finalizers, and then the interpreter's."""
+    with Peer("spawn") as peer:
+        assert 0 < peer.call(remote.left_to_drain, 60_000) <= 60_000  # nothing is in flight
+        peer.call(remote.make, "t", (10,), 1.0)  # and nobody opens it
+        assert peer.call(remote.left_to_drain, 50) == 0
+        peer.call(remote.drop_all)
+
+
 #: A program whose child is forked before anything is used, and ends right after its put.
 FORKED = """
 import multiprocessing, sys
