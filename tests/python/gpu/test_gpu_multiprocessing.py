@@ -110,3 +110,17 @@ def test_tensors_under_names() -> None:
     assert result["names"] == []
     for what in ("allocated", "active"):
         assert result["before"][what] == result["after"][what]
+
+
+def test_processes_that_were_loaded_as_plug_ins() -> None:
+    result = run_script("stock_loaded.py")
+    assert result["sums"] == [20.0, 20.0]
+    assert result["one_storage"]
+    assert result["backends"] == ["limbo", "limbo"]
+    assert result["allocated"] >= 4000
+    assert result["written"] == 20.0
+    assert result["received"] == [1000.0, 1000.0]
+    assert result["twice"]
+    assert result["exit"] == 0
+    for what in ("allocated", "active"):
+        assert result["before"][what] == result["after"][what]
