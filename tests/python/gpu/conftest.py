@@ -51,3 +51,14 @@ def allocator(_needs_gpu: None, request: pytest.FixtureRequest) -> Iterator[None
         return  # the tensors of a failed test are kept by its traceback
     contract.settle()
     assert contract.memory_use() == before, "the test leaves memory behind"
+
+
+@pytest.fixture
+def no_private_memory_is_left(allocator: None) -> Iterator[None]:  # noqa: ARG001
+    """The same, and the private pools have as many segments as before, whatever those are."""
+    import contract
+
+    before = len(contract.private_segments())
+    yield
+    contract.settle()
+    assert len(contract.private_segments()) == before

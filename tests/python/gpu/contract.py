@@ -245,6 +245,27 @@ def check_statistics() -> None:
     assert numbers["reserved_bytes.all.current"] == torch.cuda.memory_reserved()
 
 
+def private_pools() -> set[PoolId]:
+    """Those that have memory."""
+    return {tuple(segment["segment_pool_id"]) for segment in private_segments()}
+
+
+def takes_memory_of_the_device(size_bytes: int) -> bool:
+    """Whether the device has so much less while it is allocated here.
+
+    Other programs take and give back beside that, so it is tried some times.
+    """
+    for _ in range(5):
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        tensor = empty(size_bytes)
+        taken = free - torch.cuda.mem_get_info()[0]
+        del tensor
+        if taken >= size_bytes:
+            return True
+    return False
+
+
 # ---- doing --------------------------------------------------------------------------------------
 
 

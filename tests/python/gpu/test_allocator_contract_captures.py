@@ -9,6 +9,7 @@ import pytest
 import torch
 from contract import (
     MIB,
+    SOME_CYCLES,
     blocks,
     busy,
     captured,
@@ -149,11 +150,12 @@ def test_empty_cache_leaves_living_graphs_alone() -> None:
 
 def test_frees_before_a_capture_do_not_disturb_it() -> None:
     """Blocks that wait for another stream are not asked about while something is captured."""
+    waited_before = stat("active_bytes") - stat("allocated_bytes")
     side = torch.cuda.Stream()
     start = torch.zeros(1000, device="cuda")
     stream = warm_up(lambda: chain(start))
     waiting = [full(3 * MIB) for _ in range(4)]
-    with busy(side):
+    with busy(side, 40 * SOME_CYCLES):  # longer than any capture takes
         for tensor in waiting:
             tensor.add_(1)
     for tensor in waiting:
@@ -172,7 +174,8 @@ def test_frees_before_a_capture_do_not_disturb_it() -> None:
     assert bool((other == 1).all())
     del other
     torch.cuda.empty_cache()
-    assert stat("active_bytes") == stat("allocated_bytes"), "what waited has come back"
+    waits = stat("active_bytes") - stat("allocated_bytes")
+    assert waits == waited_before, "what waited has come back"
 
 
 def test_record_stream_in_a_capture() -> None:

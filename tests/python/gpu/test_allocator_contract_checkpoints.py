@@ -20,21 +20,11 @@ from contract import (
     captured,
     check_statistics,
     live_blocks,
-    private_segments,
     segments,
     settle,
 )
 
-pytestmark = pytest.mark.usefixtures("allocator")
-
-
-@pytest.fixture(autouse=True)
-def _no_private_memory_is_left(allocator: None) -> Iterator[None]:  # noqa: ARG001
-    settle()
-    before = len(private_segments())
-    yield
-    settle()
-    assert len(private_segments()) == before
+pytestmark = pytest.mark.usefixtures("no_private_memory_is_left")
 
 
 def ones(size_bytes: int) -> torch.Tensor:

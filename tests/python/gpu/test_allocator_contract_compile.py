@@ -16,16 +16,7 @@ from contract import (
     settle,
 )
 
-pytestmark = pytest.mark.usefixtures("allocator")
-
-
-@pytest.fixture(autouse=True)
-def _no_private_memory_is_left(allocator: None) -> Iterator[None]:  # noqa: ARG001
-    settle()
-    before = len(private_segments())
-    yield
-    settle()
-    assert len(private_segments()) == before
+pytestmark = pytest.mark.usefixtures("no_private_memory_is_left")
 
 
 # ---- the real thing -----------------------------------------------------------------------------

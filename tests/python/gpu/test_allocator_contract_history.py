@@ -172,19 +172,23 @@ def test_a_snapshot_is_an_entry() -> None:
 
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
 def test_which_stacks_are_kept(context: str | None) -> None:
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
+    size_bytes = 12 * MIB + 4321  # a segment of its own, which goes with it
     record(context=context, clear_history=True)
     kept: dict[str, torch.Tensor] = {}
 
     def the_allocation() -> None:
-        kept["it"] = make_the_tensor()
+        kept["it"] = empty(size_bytes)
 
     def the_free() -> None:
         kept.clear()
 
     the_allocation()
-    (block,) = blocks_of_shape(snapshot())
+    (block,) = (
+        block
+        for segment in snapshot()["segments"]
+        for block in segment["blocks"]
+        if block["requested_size"] == size_bytes
+    )
     assert ("the_allocation" in str(block.get("frames"))) == (context is not None)
     the_free()
     torch.cuda.empty_cache()

@@ -116,14 +116,16 @@ report(right=right, reserved=reserved)
 
 
 def test_freed_blocks_are_reused() -> None:
-    for size in (512, 5000, MIB, 3 * MIB, 30 * MIB):
-        tensor = empty(size)
-        address = tensor.data_ptr()
-        del tensor
-        device_allocations = torch.cuda.memory_stats()["num_device_alloc"]
-        tensor = empty(size)
-        assert tensor.data_ptr() == address
-        assert torch.cuda.memory_stats()["num_device_alloc"] == device_allocations
+    """On a stream of its own, where nothing comes free in between."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for size in (512, 5000, MIB, 3 * MIB, 30 * MIB):
+            pointer = torch.cuda.caching_allocator_alloc(size)
+            torch.cuda.caching_allocator_delete(pointer)
+            device_allocations = torch.cuda.memory_stats()["num_device_alloc"]
+            again = torch.cuda.caching_allocator_alloc(size)
+            torch.cuda.caching_allocator_delete(again)
+            assert again == pointer
+            assert torch.cuda.memory_stats()["num_device_alloc"] == device_allocations
 
 
 def test_blocks_are_reused_on_their_own_stream_only() -> None:
