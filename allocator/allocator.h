@@ -25,6 +25,7 @@
 
 #include "allocator/checkpoints.h"
 #include "allocator/device/device.h"
+#include "allocator/device/memory_users.h"
 #include "allocator/lending.h"
 #include "allocator/pool_id.h"
 #include "allocator/stats.h"
@@ -83,15 +84,16 @@ struct MemorySnapshot {
 class OutOfMemory : public std::exception {
  public:
   OutOfMemory(int device, std::size_t requested_bytes, MemoryInfo info, DeviceStats stats,
-              std::size_t limit_bytes, std::string holders);
+              std::size_t limit_bytes, std::string holders, std::vector<MemoryUser> users);
   [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
   int device;
   std::size_t requested_bytes;
   MemoryInfo info;
   DeviceStats stats;
-  std::size_t limit_bytes;  // 0: none
-  std::string holders;      // who holds lent memory; empty if nobody
+  std::size_t limit_bytes;        // 0: none
+  std::string holders;            // who holds lent memory; empty if nobody
+  std::vector<MemoryUser> users;  // of the device; empty where the driver does not say
   // What the request comes to: rounded, and as a segment of its own. 0 for one that no device can
   // have (2^60 bytes and more).
   std::size_t size_bytes = 0;
@@ -281,6 +283,8 @@ class Allocator {
 
   // Exact whenever no other thread is inside the allocator.
   [[nodiscard]] DeviceStats stats(int device);
+  // Two of them, without stopping anybody: what other threads do meanwhile is in it or not.
+  [[nodiscard]] MemoryTotals totals(int device) const;
   void reset_peak_stats(int device);
   void reset_accumulated_stats(int device);
   // Of one device, or (-1) of all; of one private pool, or ({0, 0}) of all pools. The history notes
@@ -288,7 +292,7 @@ class Allocator {
   [[nodiscard]] std::vector<SegmentView> snapshot(int device = -1, PoolId pool = {});
   [[nodiscard]] MemorySnapshot snapshot_with_traces(PoolId pool = {});
 
-  // The default pool's largest free block, in bytes.
+  // The largest free block of all pools, in bytes.
   [[nodiscard]] std::size_t largest_free_block_bytes(int device);
 
   // Whether any memory was ever taken from the driver.

@@ -74,6 +74,12 @@ DeviceStats Allocator::stats(int device) {
   return impl_->stats(impl_->heap(device));
 }
 
+MemoryTotals Allocator::totals(int device) const {
+  const DeviceHeap& at = impl_->heap(device);
+  const std::lock_guard lock(at.mutex);
+  return {at.counters.level(kBytes), at.counters.level(kReserved)};
+}
+
 void Allocator::reset_peak_stats(int device) {
   DeviceHeap& at = impl_->heap(device);
   const Impl::StoppedGates stopped(*impl_);
@@ -126,8 +132,13 @@ std::size_t Allocator::largest_free_block_bytes(int device) {
   DeviceHeap& at = impl_->heap(device);
   impl_->reclaim_caches(at);
   const std::lock_guard lock(at.mutex);
-  std::size_t largest = at.default_pool->small.largest_bytes();
-  for (const Block* block : at.default_pool->large) largest = std::max(largest, block->size_bytes);
+  std::size_t largest = 0;
+  const auto look_into = [&](const Pool& pool) {
+    largest = std::max(largest, pool.small.largest_bytes());
+    for (const Block* block : pool.large) largest = std::max(largest, block->size_bytes);
+  };
+  look_into(*at.default_pool);
+  for (const auto& [id, pool] : at.pools) look_into(*pool);
   return largest;
 }
 

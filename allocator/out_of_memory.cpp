@@ -43,6 +43,11 @@ std::string report(const OutOfMemory& failure) {
                      size_text(failure.info.total_bytes) + " of which " +
                      size_text(failure.info.free_bytes) + " is free. ";
   // In the words that programs which read such texts know from PyTorch.
+  for (const MemoryUser& user : failure.users) {
+    text += user.is_this_process ? "Including non-PyTorch memory, this process"
+                                 : "Process " + std::to_string(user.pid);
+    text += " has " + size_text(user.size_bytes) + " memory in use. ";
+  }
   if (failure.limit_bytes != 0) text += size_text(failure.limit_bytes) + " allowed; ";
   text +=
       "Of the allocated memory " + size_text(positive(allocated)) + " is allocated by PyTorch, ";
@@ -76,13 +81,15 @@ std::string report(const OutOfMemory& failure) {
 }  // namespace
 
 OutOfMemory::OutOfMemory(int on_device, std::size_t requested, MemoryInfo memory_info,
-                         DeviceStats device_stats, std::size_t limit, std::string lent_to)
+                         DeviceStats device_stats, std::size_t limit, std::string lent_to,
+                         std::vector<MemoryUser> memory_users)
     : device(on_device),
       requested_bytes(requested),
       info(memory_info),
       stats(device_stats),
       limit_bytes(limit),
       holders(std::move(lent_to)),
+      users(std::move(memory_users)),
       text_(report(*this)) {}
 
 }  // namespace limbo

@@ -280,8 +280,13 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
   }
   MemoryInfo info;
   std::string holders;
+  std::vector<MemoryUser> users;
   try {
-    if (!driver_is_gone.load()) info = device.memory_info(at.device);
+    if (!driver_is_gone.load()) {
+      info = device.memory_info(at.device);
+      // Nobody reads them where no device could hold the request.
+      if (request.size_bytes < sizes::kExabyte) users = find_memory_users(device, at.device);
+    }
     Lender* const asked = lender.load(std::memory_order_acquire);
     if (asked != nullptr) holders = asked->describe_holders(at.device);
   } catch (const std::exception&) {  // the report goes out with what is known
@@ -292,7 +297,7 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
                     request.stream.handle, pool_of(at, request).id, TraceCall::context());
   }
   OutOfMemory failure(at.device, request.requested_bytes, info, stats(at), limit_bytes,
-                      std::move(holders));
+                      std::move(holders), std::move(users));
   if (request.requested_bytes < sizes::kExabyte) {
     failure.size_bytes = request.size_bytes;
     failure.segment_bytes = segment_size(request.size_bytes);

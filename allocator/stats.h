@@ -21,6 +21,11 @@ using StatByKind = std::array<Stat, 3>;  // indexed by SizeKind
 
 // Allocated: handed out and not freed. Active: allocated, or freed and still waiting (for an event
 // of a recorded stream, or for its last unpin). Reserved: taken from the driver.
+struct MemoryTotals {
+  std::int64_t allocated_bytes = 0;
+  std::int64_t reserved_bytes = 0;
+};
+
 struct DeviceStats {
   StatByKind allocation;      // blocks handed out
   StatByKind segment;         // segments

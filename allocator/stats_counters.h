@@ -238,6 +238,10 @@ class DeviceCounters {
   void reset_peaks() noexcept;
   void reset_accumulated() noexcept;
 
+  // Of all sizes, as it is now.
+  [[nodiscard]] std::int64_t level(Metric metric) const noexcept {
+    return total_levels(metric)[kAllKind];
+  }
   // All fields of DeviceStats but held_for_readers_bytes.
   void fill(DeviceStats& stats) noexcept;
 

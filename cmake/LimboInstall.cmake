@@ -11,8 +11,8 @@ endif()
 # ipc/sharing.h and allocator/allocator.h, and all that these two include.
 limbo_install_headers(
   allocator/allocator allocator/checkpoints allocator/error allocator/lending allocator/options
-  allocator/pool_id allocator/stats allocator/trace allocator/device/device ipc/layout
-  ipc/protocol/words ipc/sharing)
+  allocator/pool_id allocator/stats allocator/trace allocator/device/device
+  allocator/device/memory_users ipc/layout ipc/protocol/words ipc/sharing)
 
 set(limbo_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/limbo)
 configure_package_config_file(

@@ -29,11 +29,10 @@ c10::Device cuda_device(int device) {
 }
 
 void report_to_profiler(void* data, std::int64_t change_bytes, int device) {
-  constexpr auto kAll = static_cast<std::size_t>(SizeKind::kAll);
-  const DeviceStats stats = allocator_in_use().stats(device);
+  const MemoryTotals totals = allocator_in_use().totals(device);
   c10::reportMemoryUsageToProfiler(
-      data, change_bytes, static_cast<std::size_t>(stats.allocated_bytes[kAll].current),
-      static_cast<std::size_t>(stats.reserved_bytes[kAll].current), cuda_device(device));
+      data, change_bytes, static_cast<std::size_t>(totals.allocated_bytes),
+      static_cast<std::size_t>(totals.reserved_bytes), cuda_device(device));
 }
 
 void trace_allocation(void* data) {

@@ -4,7 +4,6 @@
 
 #include "allocator/allocator.h"
 #include "hooks/out_of_memory.h"
-#include "hooks/version.h"
 
 namespace limbo {
 namespace {
@@ -54,15 +53,6 @@ void rethrow_for_torch() {
   } catch (const OutOfMemory& error) {
     throw_out_of_memory(error);
   }
-}
-
-void throw_not_available_yet(std::string_view what) {
-  const std::string happened =
-      std::string(what) + " is not available yet in Limbo " + std::string(kVersion) + ".";
-  C10_THROW_ERROR(
-      Error, error_text_for_torch(ErrorCode::kNotAvailableYet,
-                                  happened + " The rest of the allocator works without it; use "
-                                             "torch's own allocator where you need it."));
 }
 
 }  // namespace limbo

@@ -29,10 +29,6 @@ struct ErrorReport {
 // Call it in a catch block: throws what torch understands. c10 errors go on as they are.
 [[noreturn]] void rethrow_for_torch();
 
-// The one error of everything that torch's allocator interface has and this version of Limbo has
-// not: "<what> is not available yet in Limbo <version>." hooks/README.md lists them.
-[[noreturn]] void throw_not_available_yet(std::string_view what);
-
 // Runs `call`; its errors leave as torch's.
 template <typename Call>
 auto for_torch(Call&& call) -> std::invoke_result_t<Call> {

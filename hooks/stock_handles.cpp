@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "allocator/address_text.h"
 #include "hooks/error_text.h"
 #include "hooks/process.h"
 
@@ -25,7 +26,9 @@ c10::cuda::CUDACachingAllocator::ShareableHandle make_stock_handle(Device& devic
                                                                    const void* data) {
   const MemoryHandle handle = device.export_memory(block.stream.device, block.piece_base);
   if (handle.kind != HandleKind::kRuntimeIpc) {
-    throw_not_available_yet("A stock handle of memory that has no runtime IPC handle");
+    throw Error(ErrorCode::kNotLendable,
+                "The memory at " + address_text(data) + " has no runtime IPC handle.",
+                "Send it as Limbo's message, by torch.multiprocessing or torch_limbo.share.");
   }
   std::string bytes;
   bytes.reserve(kHeaderBytes + kRuntimeHandleBytes);
@@ -46,9 +49,11 @@ MemoryHandle parse_stock_handle(std::string_view bytes) {
       throw_bad_handle("A stock memory handle has version " + std::to_string(version) + ".");
     }
     if (bytes[1] == kExpandableKind) {
-      throw Error(ErrorCode::kNotAvailableYet,
-                  "Memory of expandable segments cannot be opened by stock handles yet.",
-                  "Run the sender without expandable_segments:True.");
+      throw Error(ErrorCode::kNotLendable,
+                  "The sender's memory lies in an expandable segment, which Limbo does not open.",
+                  "Run the sender under Limbo, or without expandable_segments:True; or let it call "
+                  "torch.cuda.memory._set_allocator_settings(\"expandable_segments:False\") before "
+                  "it makes what it sends.");
     }
     if (bytes[1] != kStockHandleKind) {
       throw_bad_handle("A stock memory handle has the unknown kind " +

@@ -32,7 +32,7 @@ inline constexpr char kStockHandleKind = 'c';
     Device& device, const BlockView& block, const void* data);
 
 // Throws Error(kBadDescriptor) for bytes of another length or version, and
-// Error(kNotAvailableYet) for kind 'e' (expandable segments).
+// Error(kNotLendable) for kind 'e' (expandable segments).
 [[nodiscard]] MemoryHandle parse_stock_handle(std::string_view bytes);
 
 // Pieces of other processes that are mapped here by such handles.

@@ -15,11 +15,17 @@ void* UncachedMemory::allocate(std::size_t size_bytes, int device) {
   }
   if (data == nullptr) {
     throw OutOfMemory(device, size_bytes, allocator.device().memory_info(device),
-                      allocator.stats(device), allocator.limit_bytes(device), {});
+                      allocator.stats(device), allocator.limit_bytes(device), {},
+                      find_memory_users(allocator.device(), device));
   }
-  const std::lock_guard lock(mutex_);
-  devices_.emplace(data, device);
-  count_.fetch_add(1, std::memory_order_relaxed);
+  try {
+    const std::lock_guard lock(mutex_);
+    devices_.emplace(data, device);
+    count_.fetch_add(1, std::memory_order_relaxed);
+  } catch (...) {  // no host memory
+    allocator.device().free(device, data);
+    throw;
+  }
   return data;
 }
 

@@ -8,6 +8,7 @@
 #include "allocator/device/cuda_capture_order.h"
 #include "allocator/device/cuda_contexts.h"
 #include "allocator/device/cuda_host_memory.h"
+#include "allocator/device/cuda_memory_users.h"
 #include "allocator/device/device.h"
 #include "allocator/device/driver_entry_points.h"
 #include "allocator/error.h"
@@ -54,7 +55,7 @@ CUdeviceptr address_of(const void* pointer) {
   return reinterpret_cast<CUdeviceptr>(pointer);
 }
 
-class CudaDevice final : public Device, public CudaCaptureOrder {
+class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUsers {
  public:
   explicit CudaDevice(const DriverEntryPoints& driver)
       : CudaCaptureOrder(driver, contexts_),  // which only notes where they will be
@@ -66,6 +67,7 @@ class CudaDevice final : public Device, public CudaCaptureOrder {
   int device_count() override { return contexts_.count(); }
   Uuid uuid(int device) override;
   MemoryInfo memory_info(int device) override;
+  std::vector<MemoryUser> memory_users(int device) override { return ask_nvml(uuid(device)); }
   bool has_stream_memory_operations(int device) override;
 
   void* try_allocate(int device, std::size_t size_bytes) override;
@@ -176,9 +178,9 @@ MemoryHandle CudaDevice::export_memory(int device, void* base) {
 void* CudaDevice::open_memory(int device, const MemoryHandle& handle) {
   const CudaCallScope scope(contexts_, device);
   if (handle.kind != HandleKind::kRuntimeIpc) {
-    throw Error(ErrorCode::kNotAvailableYet, "Memory handles of kind " +
-                                                 std::to_string(static_cast<int>(handle.kind)) +
-                                                 " cannot be opened yet.");
+    throw Error(ErrorCode::kBadArgument, "Memory handles of kind " +
+                                             std::to_string(static_cast<int>(handle.kind)) +
+                                             " are not opened by this version.");
   }
   CUipcMemHandle raw{};
   std::memcpy(&raw, handle.bytes.data(), sizeof(raw));

@@ -151,6 +151,11 @@ MemoryInfo Client::memory_info(int device) {
   return made.link.machine().memory_info(made.visible[static_cast<std::size_t>(device)]);
 }
 
+std::vector<MemoryUser> Client::memory_users(int device) {
+  Parts& made = enter("memory_users", device);
+  return made.link.machine().memory_users(made.visible[static_cast<std::size_t>(device)]);
+}
+
 bool Client::has_stream_memory_operations(int device) {
   static_cast<void>(enter("has_stream_memory_operations", device));
   return true;

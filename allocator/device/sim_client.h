@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/device/capture_order.h"
+#include "allocator/device/memory_users.h"
 #include "allocator/device/sim_device.h"
 #include "allocator/device/sim_graves.h"
 #include "allocator/device/sim_host_memory.h"
@@ -19,7 +20,7 @@
 
 namespace limbo::sim {
 
-class Client final : public SimDevice, public CaptureOrder {
+class Client final : public SimDevice, public CaptureOrder, public MemoryUsers {
  public:
   Client();
   ~Client() override;
@@ -28,6 +29,7 @@ class Client final : public SimDevice, public CaptureOrder {
   [[nodiscard]] int device_count() override;
   [[nodiscard]] Uuid uuid(int device) override;
   [[nodiscard]] MemoryInfo memory_info(int device) override;
+  [[nodiscard]] std::vector<MemoryUser> memory_users(int device) override;
   [[nodiscard]] bool has_stream_memory_operations(int device) override;
 
   [[nodiscard]] void* try_allocate(int device, std::size_t size_bytes) override;

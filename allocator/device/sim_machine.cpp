@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -93,6 +94,25 @@ MemoryInfo Machine::memory_info(std::uint32_t device) {
   const MachineLock lock(*this);
   return {(header_->capacity_units - header_->used_units[device]) * kUnitBytes,
           header_->capacity_units * kUnitBytes};
+}
+
+std::vector<MemoryUser> Machine::memory_users(std::uint32_t device) {
+  std::array<std::uint64_t, kMaxProcesses> units{};
+  std::vector<MemoryUser> users;
+  const MachineLock lock(*this);
+  for (std::uint32_t i = 0; i < header_->allocation_rows_used; ++i) {
+    const AllocationRow& row = header_->allocations[i];
+    if (row.live.load(std::memory_order_relaxed) == 0 || row.device != device) continue;
+    // Whoever had freed it, or has ended, is not the one that keeps it.
+    const ProcessRow& owner = header_->processes[row.owner];
+    if (row.freed_by_owner != 0 || owner.generation != row.owner_generation) continue;
+    units[row.owner] += row.units;
+  }
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    if (units[slot] == 0) continue;
+    users.push_back({header_->processes[slot].pid, units[slot] * kUnitBytes, slot == ticket_.slot});
+  }
+  return users;
 }
 
 std::uint64_t Machine::live_allocations() {

@@ -19,8 +19,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "allocator/device/device.h"
+#include "allocator/device/memory_users.h"
 
 namespace limbo::sim {
 
@@ -118,6 +120,8 @@ class Machine {
   [[nodiscard]] Uuid uuid(std::uint32_t device) const noexcept;
   [[nodiscard]] std::size_t total_bytes() const noexcept;  // the file's size
   [[nodiscard]] MemoryInfo memory_info(std::uint32_t device);
+  // The processes that own live memory of the device.
+  [[nodiscard]] std::vector<MemoryUser> memory_users(std::uint32_t device);
   [[nodiscard]] std::uint64_t live_allocations();
   [[nodiscard]] std::uint32_t live_processes();
 

@@ -30,6 +30,18 @@ TEST_F(AllocatorMemory, MoreThanThereIsIsAnErrorAndNothingElse) {
   allocator_.free(kept);
 }
 
+TEST_F(AllocatorMemory, TheTextNamesTheProcessesThatHaveMemoryOfTheDevice) {
+  std::byte* kept = allocate(4 * kMiB);
+  const std::unique_ptr<SimDevice> another = make_sim();  // as another process
+  void* theirs = another->try_allocate(0, 6 * kMiB);
+  EXPECT_PRED2(contains, out_of_memory([&] { static_cast<void>(allocate(100 * kMiB)); }),
+               "is free. Including non-PyTorch memory, this process has 20.00 MiB memory in use. "
+               "Process " +
+                   std::to_string(::getpid()) + " has 6.00 MiB memory in use. Of the allocated");
+  another->free(0, theirs);
+  allocator_.free(kept);
+}
+
 TEST_F(AllocatorMemory, AbsurdSizesAreNamedAsTorchNamesThem) {
   const std::size_t gib = std::size_t{1} << 30;
   EXPECT_TRUE(contains(out_of_memory([&] { static_cast<void>(allocate(800'000'000 * gib)); }),
@@ -134,7 +146,7 @@ TEST_F(AllocatorMemory, TheLimitCountsReservedBytes) {
   std::byte* second = allocate(12 * kMiB);
   std::byte* small = allocate(512);
   const std::string text = out_of_memory([&] { static_cast<void>(allocate(11 * kMiB)); });
-  EXPECT_TRUE(contains(text, "is free. 30.00 MiB allowed; Of the allocated memory ")) << text;
+  EXPECT_TRUE(contains(text, "memory in use. 30.00 MiB allowed; Of the allocated memory ")) << text;
   allocator_.free(first);
   allocator_.free(second);
   std::byte* other = allocate(26 * kMiB);  // the unused segments go back first

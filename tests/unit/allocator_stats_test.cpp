@@ -1,7 +1,9 @@
 // Statistics and snapshots.
 #include <map>
+#include <mutex>
 #include <thread>
 
+#include "allocator/thread_registry.h"
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
@@ -242,6 +244,36 @@ TEST_F(AllocatorStats, SegmentsAreNumberedByTheThreadThatMadeThem) {
   for (std::byte* data : blocks) in_order.push_back(numbers.at(data));
   EXPECT_EQ(in_order, (std::vector<std::int32_t>{0, 1, 2, 0, 1, 2}));
   for (std::byte* data : blocks) allocator_.free(data);
+}
+
+TEST_F(AllocatorStats, TotalsAreThereWithoutStoppingAnybody) {
+  std::byte* data = allocate(4096);
+  allocator_.free(allocate(4096));
+  std::thread([&] { allocator_.free(allocate(3 * kMiB)); }).join();
+  std::byte* large = allocate(5 * kMiB);
+  allocator_.free(large);
+  large = allocate(5 * kMiB);  // a hit
+  {
+    const std::lock_guard nobody_is_stopped(thread_registry::mutex());
+    const MemoryTotals totals = allocator_.totals(0);
+    EXPECT_EQ(totals.allocated_bytes, static_cast<std::int64_t>(5 * kMiB + 4096));
+    EXPECT_EQ(totals.reserved_bytes, static_cast<std::int64_t>(22 * kMiB));
+  }
+  EXPECT_EQ(allocator_.totals(0).allocated_bytes, allocated());
+  EXPECT_ERROR(static_cast<void>(allocator_.totals(1)), kBadArgument);
+  allocator_.free(large);
+  allocator_.free(data);
+}
+
+TEST_F(AllocatorStats, TheLargestFreeBlockIsThatOfAnyPool) {
+  constexpr PoolId kPool{0, 1};
+  allocator_.free(allocate(30 * kMiB));
+  EXPECT_EQ(allocator_.largest_free_block_bytes(0), 30 * kMiB);
+  allocator_.begin_allocate_to_pool(0, kPool, [](StreamHandle) { return true; });
+  allocator_.free(allocate(50 * kMiB));
+  allocator_.end_allocate_to_pool(0, kPool);
+  EXPECT_EQ(allocator_.largest_free_block_bytes(0), 50 * kMiB);
+  allocator_.release_pool(0, kPool);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "allocator/device/device.h"
+#include "allocator/device/memory_users.h"
 #include "allocator/error.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_driver.h"
@@ -235,6 +236,45 @@ TEST(CudaDevice, CountsNoneWhereNoneIsVisible) {
   ChildProcess child("look_for_devices", {}, with_devices(0));
   child.expect("0");
   EXPECT_NE(child.receive().find("No GPU is visible"), std::string::npos);
+  child.finish();
+}
+
+LIMBO_CHILD_ROLE(ask_for_memory_users) {
+  const std::unique_ptr<Device> device = make_cuda_device();
+  for (const int index : {0, 1}) {
+    std::string said;
+    for (const MemoryUser& user : find_memory_users(*device, index)) {
+      said += (user.is_this_process ? "this " : std::to_string(user.pid) + " ") +
+              std::to_string(user.size_bytes >> 20U) + ", ";
+    }
+    child.send(said.empty() ? "nothing" : said);
+  }
+  return 0;
+}
+
+// The second GPU is not known to the stand-in for NVML.
+TEST(CudaDevice, SaysWhoHasMemoryWhereNvmlKnows) {
+  using Variable = std::pair<std::string, std::string>;
+  const std::vector<std::pair<Variable, std::string>> cases = {
+      {{"FAKE_NVML_PROCESSES", "3"}, "this 3072, 1 1, 2 2, "},
+      {{"FAKE_NVML_FAIL", "nvmlInit"}, "nothing"},
+      {{"FAKE_NVML_FAIL", "nvmlDeviceGetComputeRunningProcesses"}, "nothing"}};
+  for (const auto& [variable, said] : cases) {
+    ChildOptions options = with_devices(2);
+    options.environment.emplace_back(variable);
+    ChildProcess child("ask_for_memory_users", {}, options);
+    child.expect(said);
+    child.expect("nothing");
+    child.finish();
+  }
+}
+
+TEST(CudaDevice, AsksForAsManyProcessesAsThereAre) {
+  ChildOptions options = with_devices(2);
+  options.environment.emplace_back("FAKE_NVML_PROCESSES", "100");
+  ChildProcess child("ask_for_memory_users", {}, options);
+  EXPECT_TRUE(child.receive().ends_with(" 98 98, 99 99, "));
+  child.expect("nothing");
   child.finish();
 }
 

@@ -62,7 +62,7 @@ TEST_F(StockHandles, OtherBytesAreRefused) {
   EXPECT_EQ(code_of_parsing("\2z" + payload), ErrorCode::kBadDescriptor);
   EXPECT_EQ(code_of_parsing("\4c" + payload), ErrorCode::kBadDescriptor);
   EXPECT_EQ(code_of_parsing(std::string{'\0', 'c'} + payload), ErrorCode::kBadDescriptor);
-  EXPECT_EQ(code_of_parsing("\2e" + payload), ErrorCode::kNotAvailableYet);
+  EXPECT_EQ(code_of_parsing("\2e" + payload), ErrorCode::kNotLendable);
 }
 
 TEST_F(StockHandles, ARefusedOpenLeavesNothing) {
