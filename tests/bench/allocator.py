@@ -36,6 +36,8 @@ SETTINGS = {
 STEPS = {
     "torch-empty": ('torch.empty(1024, device="cuda") and its end', "ns"),
     "torch-empty-later": ("the same after the training steps", "ns"),
+    "cpu-empty": ("torch.empty(1024) on the CPU: how fast the host was then", "ns"),
+    "cpu-empty-later": ("the same after the training steps", "ns"),
     "pair-in-python": ("raw_alloc and raw_delete of 4 KiB, called by C++ in that process", "ns"),
     "step-tiny": ("training step, 100 tiny layers (bound by the host)", "ms"),
     "step-large": ("training step, a large transformer block", "ms"),

@@ -82,6 +82,10 @@ def empty() -> None:
     torch.empty(1024, device="cuda")
 
 
+def empty_on_cpu() -> None:
+    torch.empty(1024)
+
+
 def pair_in_cpp(library: str) -> float | None:
     """What raw_alloc and raw_delete of 4 KiB take in this process; None when that failed."""
     with tempfile.NamedTemporaryFile() as file:
@@ -105,10 +109,12 @@ def main() -> None:
     calls = 100 if options.quick else 20_000
     results = {
         "torch-empty": best(empty, calls, rounds) * 1e9,
+        "cpu-empty": best(empty_on_cpu, calls, rounds) * 1e9,
         "step-tiny": best(many_tiny_layers(), 2 if options.quick else 20, rounds) * 1e3,
         "step-large": best(one_large_block(), 1 if options.quick else 5, rounds) * 1e3,
         # Once more: a thread that has launched kernels has a context current for certain.
         "torch-empty-later": best(empty, calls, rounds) * 1e9,
+        "cpu-empty-later": best(empty_on_cpu, calls, rounds) * 1e9,
     }
     if options.backend != "rmm":  # torch has no numbers of it
         results["reserved-mib"] = torch.cuda.max_memory_reserved() / 2**20

@@ -39,6 +39,13 @@ if(TARGET limbo_torch AND NOT LIMBO_SANITIZE)
   add_test(NAME bench.table_runs
            COMMAND ${LIMBO_PY_executable} ${CMAKE_CURRENT_LIST_DIR}/budgets.py --quick --device
                    simulated --bench $<TARGET_FILE:limbo_bench>)
+  add_test(NAME gpu.bench_several
+           COMMAND ${LIMBO_PY_executable} ${CMAKE_CURRENT_LIST_DIR}/several.py --quick --bench
+                   $<TARGET_FILE:limbo_bench_allocator> --sharing $<TARGET_FILE:limbo_bench>)
+  set_tests_properties(
+    gpu.bench_several
+    PROPERTIES TIMEOUT 300 LABELS gpu RESOURCE_LOCK gpu SKIP_REGULAR_EXPRESSION
+               "several.py needs two GPUs" ENVIRONMENT LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>)
   set_tests_properties(
     bench.table_runs PROPERTIES TIMEOUT 300 LABELS bench PROCESSORS 2 ENVIRONMENT
                                 LIMBO_LIBRARY=$<TARGET_FILE:limbo_torch>)

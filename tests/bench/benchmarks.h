@@ -52,6 +52,7 @@ struct Benchmark {
 [[nodiscard]] Measurements measure_share(const Scale& scale);
 [[nodiscard]] Measurements measure_send_behind_work(const Scale& scale);
 [[nodiscard]] Measurements measure_receive(const Scale& scale);
+[[nodiscard]] Measurements measure_receive_over_link(const Scale& scale);  // none with one GPU
 [[nodiscard]] Measurements measure_release_behind_work(const Scale& scale);
 [[nodiscard]] Measurements measure_collect(const Scale& scale);
 [[nodiscard]] Measurements measure_kill(const Scale& scale);

@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/lent.h"
 #include "tests/bench/process.h"
@@ -20,25 +22,19 @@ void add_calls(Measurement& result, const ReaderTimes& times) {
   result.operations_with_calls = times.samples.all().size();
 }
 
-}  // namespace
-
-Measurements measure_receive(const Scale& scale) {
+// On the owner's GPU, or on `device`.
+Measurements measure_receive_on(const Scale& scale, std::optional<int> device, Measurement receive,
+                                Measurement release) {
   const auto count = scale.either<std::size_t>(1'000, 50);
   BusyStream stream;
   Reader reader;
-  Measurement receive{.name = "receive-known",
-                      .what = "receive of a 4 KiB block, its piece mapped before",
-                      .budget_ns = kReceiveBudgetNs};
-  Measurement release{.name = "release-idle",
-                      .what = "release on a stream that is not waited for",
-                      .budget_ns = kReleaseBudgetNs};
   std::uint64_t opens = 0;
   const std::size_t rounds = scale.rounds();
   for (std::size_t round = 0; round <= rounds + 1;
        ++round) {  // the first and the last do not count
     const bool with_calls = round == rounds + 1;
     lend(reader, stream, count);
-    const ReaderTimes received = reader.receive(with_calls);
+    const ReaderTimes received = reader.receive(with_calls, device);
     const ReaderTimes released = reader.release(count, {}, with_calls);
     reader.settle();
     wait_until_all_is_back();
@@ -54,6 +50,28 @@ Measurements measure_receive(const Scale& scale) {
   if (opens != 0) receive.invalid = std::to_string(opens) + " pieces had to be mapped";
   reader.finish();
   return {receive, release};
+}
+
+}  // namespace
+
+Measurements measure_receive(const Scale& scale) {
+  return measure_receive_on(scale, {},
+                            {.name = "receive-known",
+                             .what = "receive of a 4 KiB block, its piece mapped before",
+                             .budget_ns = kReceiveBudgetNs},
+                            {.name = "release-idle",
+                             .what = "release on a stream that is not waited for",
+                             .budget_ns = kReleaseBudgetNs});
+}
+
+Measurements measure_receive_over_link(const Scale& scale) {
+  if (device().device_count() < 2) return {};
+  return measure_receive_on(
+      scale, 1,
+      {.name = "receive-link",
+       .what = "receive on the second GPU of a block of the first",
+       .budget_ns = kReceiveBudgetNs},
+      {.name = "release-link", .what = "release there", .budget_ns = kReleaseBudgetNs});
 }
 
 Measurements measure_release_behind_work(const Scale& scale) {

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -43,8 +44,9 @@ class ReaderRole {
   void obey(const std::string& verb, std::istringstream& words) {
     if (verb == "receive") {
       bool calls = false;
-      words >> calls;
-      receive(calls);
+      int device = -1;
+      words >> calls >> device;
+      receive(calls, device);
     } else if (verb == "release") {
       std::size_t count = 0;
       std::int64_t behind_ms = 0;
@@ -52,7 +54,7 @@ class ReaderRole {
       words >> count >> behind_ms >> calls;
       release(count, std::chrono::milliseconds(behind_ms), calls);
     } else if (verb == "settle") {
-      stream_.synchronize();
+      synchronize();
       if (!testing::eventually([] { return sharing().stats().releases_pending == 0; })) {
         throw std::runtime_error("what was released does not land");
       }
@@ -70,6 +72,11 @@ class ReaderRole {
     }
   }
 
+  void synchronize() {
+    stream_.synchronize();
+    if (other_gpus_) device().synchronize_stream(*other_gpus_);
+  }
+
   // Times `operation` for each of `count`.
   template <typename Operation>
   void measure(std::size_t count, bool calls, std::chrono::milliseconds behind,
@@ -78,7 +85,7 @@ class ReaderRole {
     ReaderTimes times;
     if (behind.count() > 0) stream_.keep_busy(behind);
     for (std::size_t done = 0; done < count; ++done) {
-      if (behind.count() == 0 && done % kOperationsAtOnce == 0) stream_.synchronize();
+      if (behind.count() == 0 && done % kOperationsAtOnce == 0) synchronize();
       const MeasuredDevice::Listener listener(calls ? &times.calls : nullptr);
       timed(times.samples, operation);
     }
@@ -87,9 +94,14 @@ class ReaderRole {
     report(times);
   }
 
-  void receive(bool calls) {
+  void receive(bool calls, int index) {
     ReceiveOptions options;
-    options.current_stream = [this](int) { return stream_.ref().handle; };
+    if (index >= 0) {
+      options.device = index;
+      other_gpus_ = StreamRef{index, nullptr};
+    } else {
+      options.current_stream = [this](int) { return stream_.ref().handle; };
+    }
     std::size_t next = 0;
     measure(messages_.size(), calls, {},
             [&] { held_.push_back(sharing().receive(messages_[next++], options).block); });
@@ -110,6 +122,7 @@ class ReaderRole {
 
   testing::ChildContext& context_;
   BusyStream stream_;
+  std::optional<StreamRef> other_gpus_;  // the one that it received on last, where it has
   std::vector<Bytes> messages_;
   std::deque<std::unique_ptr<ReceivedBlock>> held_;  // the oldest first
 };
@@ -131,8 +144,8 @@ void Reader::give(ByteSpan message) {
   send("message " + testing::to_hex(message));
 }
 
-ReaderTimes Reader::receive(bool calls) {
-  send(std::string("receive ") + (calls ? "1" : "0"));
+ReaderTimes Reader::receive(bool calls, std::optional<int> device) {
+  send(std::string("receive ") + (calls ? "1 " : "0 ") + std::to_string(device.value_or(-1)));
   return times();
 }
 

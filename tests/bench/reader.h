@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "ipc/sharing.h"
@@ -37,8 +38,8 @@ class Reader {
   void give(ByteSpan message);
 
   // Opens every message that was given, each timed. `calls`: times the device calls too, which
-  // makes the operations slower.
-  ReaderTimes receive(bool calls = false);
+  // makes the operations slower. `device`: on another GPU than the owner's, on its default stream.
+  ReaderTimes receive(bool calls = false, std::optional<int> device = {});
   // Gives back the `count` blocks that it has held longest, each timed; with `behind`, on a stream
   // that is busy so long.
   ReaderTimes release(std::size_t count, std::chrono::milliseconds behind, bool calls = false);

@@ -1,9 +1,10 @@
 #include "tests/bench/allocator/measure.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <exception>
-#include <sstream>
+#include <system_error>
 
 #include "tests/support/text_table.h"
 
@@ -46,18 +47,23 @@ std::string number(double value) {
   return text;
 }
 
+// For programs: with a point, whatever the process's language, and without a stream. This runs as a
+// library too, in a process that may have another C++ library, and there what a stream asks for the
+// form of a number (the locale's parts) can be the other one's.
+std::string json_number(const std::optional<double>& value) {
+  if (!value) return "null";
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), *value);
+  return error == std::errc() ? std::string(text, end) : "null";
+}
+
 std::string quoted(const std::string& text) {
-  std::ostringstream out;
-  out << '"';
+  std::string out = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out << '\\' << c;
-    } else {
-      out << (static_cast<unsigned char>(c) < 0x20 ? ' ' : c);
-    }
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   }
-  out << '"';
-  return out.str();
+  return out + "\"";
 }
 
 }  // namespace
@@ -104,28 +110,18 @@ std::string table_of(const std::vector<Measurement>& rows) {
 
 std::string json_of(const std::string& backend, const std::string& gpu,
                     const std::vector<Measurement>& rows) {
-  std::ostringstream out;
-  out << "{\"backend\": " << quoted(backend) << ", \"gpu\": " << quoted(gpu) << ", \"rows\": [";
+  std::string out =
+      "{\"backend\": " + quoted(backend) + ", \"gpu\": " + quoted(gpu) + ", \"rows\": [";
   const char* separator = "\n";
   for (const Measurement& row : rows) {
-    out << separator << "  {\"name\": " << quoted(row.name) << ", \"what\": " << quoted(row.what)
-        << ", \"unit\": " << quoted(text_of(row.unit)) << ", \"value\": ";
-    if (row.best) {
-      out << *row.best;
-    } else {
-      out << "null";
-    }
-    out << ", \"budget\": ";
-    if (row.budget) {
-      out << *row.budget;
-    } else {
-      out << "null";
-    }
-    out << ", \"skipped\": " << quoted(row.skipped) << "}";
+    out += separator;
+    out += "  {\"name\": " + quoted(row.name) + ", \"what\": " + quoted(row.what);
+    out += ", \"unit\": " + quoted(text_of(row.unit)) + ", \"value\": " + json_number(row.best);
+    out +=
+        ", \"budget\": " + json_number(row.budget) + ", \"skipped\": " + quoted(row.skipped) + "}";
     separator = ",\n";
   }
-  out << "\n]}\n";
-  return out.str();
+  return out + "\n]}\n";
 }
 
 }  // namespace limbo::bench

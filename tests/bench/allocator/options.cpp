@@ -12,14 +12,14 @@ namespace {
 constexpr char kHelp[] =
     R"(What an allocation costs, through torch's C++ interface (raw_alloc, raw_delete).
 
-  limbo_bench_allocator [--backend NAME] [--device auto|cuda|simulated] [--core] [--only PREFIX]
+  limbo_bench_allocator [--backend NAME] [--device auto|cuda|simulated] [--core] [--only PREFIXES]
                         [--quick] [--json FILE]
 
   --backend NAME  limbo (the default), native, native-expandable, async (cudaMallocAsync), or
                   current (whatever the process has chosen; for programs that load this as a library)
   --device D      a GPU (cuda), a simulated one (simulated; limbo only), or a GPU where there is one
   --core          limbo's allocator by itself, without torch's interface before it
-  --only PREFIX   only rows whose name begins so
+  --only PREFIXES only rows whose name begins with one of these (with commas between them)
   --quick         small numbers: to see that it works
   --json FILE     the results for programs, too
   --help          this text

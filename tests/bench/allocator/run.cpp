@@ -3,8 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 #include "tests/bench/allocator/crew.h"
 #include "tests/bench/allocator/measure.h"
@@ -15,6 +17,26 @@
 
 namespace limbo::bench {
 namespace {
+
+// `prefixes` has commas between them.
+bool wanted(std::string_view name, std::string_view prefixes) {
+  while (true) {
+    const std::size_t end = prefixes.find(',');
+    if (name.starts_with(prefixes.substr(0, end))) return true;
+    if (end == std::string_view::npos) return false;
+    prefixes.remove_prefix(end + 1);
+  }
+}
+
+// Without a stream, as json_of is.
+void write_file(const std::string& path, const std::string& text) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "w"),
+                                                             &std::fclose);
+  if (file == nullptr || std::fwrite(text.data(), 1, text.size(), file.get()) != text.size() ||
+      std::fflush(file.get()) != 0) {
+    throw std::runtime_error(path + " cannot be written.");
+  }
+}
 
 int run(const AllocatorOptions& options, char** argv) {
   prepare_environment(options, argv);
@@ -29,16 +51,14 @@ int run(const AllocatorOptions& options, char** argv) {
   if (options.backend == "limbo" && !options.core) {
     for (Measurement& row : breakdown_rows()) rows.push_back(std::move(row));
   }
-  std::erase_if(rows, [&](const Measurement& row) { return !row.name.starts_with(options.only); });
+  std::erase_if(rows, [&](const Measurement& row) { return !wanted(row.name, options.only); });
   if (rows.empty()) throw std::invalid_argument("No row's name begins with " + options.only + ".");
   measure(rows, options.quick ? Pace{2, 0.001} : Pace{60, 0.004});
   std::printf("%s%s on %s\n%s", options.core ? "core of " : "", options.backend.c_str(),
               gpu_name().c_str(), table_of(rows).c_str());
   std::fflush(stdout);
   if (options.json.empty()) return 0;
-  std::ofstream file(options.json);
-  file << json_of(options.backend, gpu_name(), rows);
-  if (!file.flush()) throw std::runtime_error(options.json + " cannot be written.");
+  write_file(options.json, json_of(options.backend, gpu_name(), rows));
   return 0;
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -69,7 +70,35 @@ void choose_backend(const AllocatorOptions& options) {
 
 std::vector<Measurement> torch_rows(Crew& crew) {
   const bool one_device = on_simulated_device() || c10::cuda::device_count() == 1;
-  return common_rows<Torch>(crew, one_device ? 60 : 70);
+  auto rows = common_rows<Torch>(crew, one_device ? 60 : 70);
+  if (one_device) return rows;
+  Measurement two;
+  two.name = "gpus-2";
+  two.what = "pairs of 4 KiB by two threads on two GPUs together";
+  two.unit = Unit::kMillionsPerSecond;
+  two.threads = 2;
+  two.run = [&crew](std::uint64_t count) {
+    return crew.run(2, [&](std::size_t index) {
+      const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
+      (void)pairs<Torch>(4096, count);
+    });
+  };
+  Measurement switching;
+  switching.name = "switch-gpu";
+  switching.what = "cudaSetDevice to the other GPU and a pair of 4 KiB there";
+  switching.run = [](std::uint64_t count) {
+    const auto start = Clock::now();
+    for (std::uint64_t i = 0; i < count; ++i) {
+      (void)cudaSetDevice(static_cast<int>(i % 2));
+      Torch::free(Torch::allocate(4096));
+    }
+    const double seconds = seconds_since(start);
+    (void)cudaSetDevice(0);
+    return seconds;
+  };
+  rows.push_back(std::move(two));
+  rows.push_back(std::move(switching));
+  return rows;
 }
 
 void enter_thread() {

@@ -47,22 +47,40 @@ def _needs_two_gpus() -> None:
         pytest.skip(f"needs two GPUs: {reason}")
 
 
+@pytest.fixture(scope="session")
+def _idle() -> Iterator[dict[str, list[Peer]]]:
+    """Processes that no test uses now, by the GPUs that they see: CUDA takes a while to start."""
+    idle: dict[str, list[Peer]] = {}
+    yield idle
+    for peer in [peer for peers in idle.values() for peer in peers]:
+        peer.stop()
+
+
 @pytest.fixture
-def process_that_sees(_needs_two_gpus: None) -> Iterator[Callable[..., Peer]]:
-    """Starts processes that see these GPUs, in this order, and have Limbo as their allocator. What
-    still lives at the end of the test has to end well."""
+def process_that_sees(
+    _needs_two_gpus: None, _idle: dict[str, list[Peer]]
+) -> Iterator[Callable[[str], Peer]]:
+    """Processes that see these GPUs, in this order, and have Limbo as their allocator. Those that
+    still live at the end of the test, and hold nothing, are used again."""
     import several_remote as remote
     from peer import Peer
 
-    started: list[Peer] = []
+    taken: list[tuple[str, Peer]] = []
 
-    def start(visible: str, limbo: bool = True) -> Peer:
-        peer = Peer(CUDA_VISIBLE_DEVICES=visible, LIMBO_DEVICE="cuda")
-        started.append(peer)
-        peer.call(remote.begin, limbo)
+    def take(visible: str) -> Peer:
+        if _idle.get(visible):
+            peer = _idle[visible].pop()
+        else:
+            peer = Peer(CUDA_VISIBLE_DEVICES=visible, LIMBO_DEVICE="cuda")
+            peer.call(remote.begin)
+        taken.append((visible, peer))
         return peer
 
-    yield start
-    for peer in started:
-        if peer.process.is_alive():
+    yield take
+    for visible, peer in taken:
+        if not peer.process.is_alive():
+            continue
+        if peer.call(remote.held):
             peer.stop()
+        else:
+            _idle.setdefault(visible, []).append(peer)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
-from typing import Any
 
 import torch
 import torch_limbo
@@ -19,16 +17,24 @@ HELD: dict[str, torch.Tensor] = {}
 SOME_CYCLES = 100_000_000
 
 
-def begin(limbo: bool) -> list[str]:
-    """Start CUDA; the UUIDs of the GPUs, by their index here."""
-    if limbo:
-        torch_limbo.enable()
+def begin() -> None:
+    """Make Limbo the allocator and start CUDA, so that no test waits for a kernel to be loaded."""
+    torch_limbo.enable()
     torch.cuda.init()
-    assert torch.cuda.get_allocator_backend() == ("limbo" if limbo else "native")
+    assert torch.cuda.get_allocator_backend() == "limbo"
     for device in range(torch.cuda.device_count()):
-        torch.zeros(1, device=f"cuda:{device}")
-        torch.cuda._sleep(1)
-    return uuids()
+        HELD["warm-up"] = torch.zeros(64, dtype=torch.int32, device=f"cuda:{device}")
+        fill("warm-up", 1)
+        HELD["warm-up"].add_(1)
+        assert values("warm-up") == (2, 2)
+        with torch.cuda.device(device):
+            torch.cuda._sleep(1)
+    drop("warm-up")
+
+
+def held() -> list[str]:
+    """What a test has left here."""
+    return list(HELD)
 
 
 def uuids() -> list[str]:
@@ -118,12 +124,3 @@ def all_is_back(seconds: float = 20.0) -> dict[str, int]:
 
 def mapped_pieces() -> int:
     return int(torch_limbo.stats()["pieces_mapped"])
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def numbers() -> dict[str, Any]:
-    """Statistics of sharing."""
-    return torch_limbo.stats()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import several_remote as remote
 from peer import Peer
 
-Start = Callable[..., Peer]
+Start = Callable[[str], Peer]
 NOTHING = {"limbo_blocks": 0, "active_bytes": 0, "reserved_bytes": 0, "in_flight": 0}
 
 
