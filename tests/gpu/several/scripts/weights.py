@@ -89,7 +89,7 @@ def main() -> int:
     server.start()
     theirs.close()
     weights = [torch.zeros(shape, device="cuda:0") for shape in SHAPES]
-    # All buckets at once, which is the most that a round needs: how many are out at a time is chance.
+    # All buckets at once, the most that a round can need: how many are out at a time is chance.
     at_once = [torch.cat([weights[index].flatten() for index in each]) for each in buckets()]
     del at_once
     early: dict[str, int] = {}
