@@ -23,7 +23,7 @@ from typing import Any
 from allocator import RESULT, Table, environment, newest, run
 
 HERE = Path(__file__).resolve().parent
-ALLOCATOR_ROWS = "pair-,threads-,gpus-,switch-,part-context,part-target"
+ALLOCATOR_ROWS = "pair-,threads-,training,gpus-,switch-,part-context,part-target"
 LINK = {
     "link-first": "receive on the second GPU of the first one's memory, mapping it, from Python",
     "link-receive": "the same, mapped before",

@@ -87,6 +87,40 @@ double cross_thread(Crew& crew, std::size_t pair_count, std::uint64_t count) {
   });
 }
 
+// What a training step of small layers asks of an allocator: a thread allocates activations, another
+// one frees them in its turn and allocates gradients, which the first frees. `count` calls.
+template <class Subject>
+double training(Crew& crew, std::uint64_t count) {
+  static constexpr std::array<std::size_t, 4> kActivations{8192, 512, 512, 8192};
+  static constexpr std::array<std::size_t, 3> kGradients{8192, 16384, 512};
+  constexpr std::size_t kForward = 600;
+  constexpr std::size_t kBackward = 450;
+  constexpr std::size_t kCallsOfStep = 2 * (kForward + kBackward);
+  const std::uint64_t steps = count / kCallsOfStep + 1;
+  const auto rings = std::make_unique<Ring[]>(2);
+  const double seconds = crew.run(2, [&](std::size_t index) {
+    Ring& forward = rings[0];
+    Ring& backward = rings[1];
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      if (index == 0) {
+        std::array<void*, kForward> activations{};
+        for (std::size_t i = 0; i < kForward; ++i) {
+          activations[i] = Subject::allocate(kActivations[i % kActivations.size()]);
+        }
+        for (std::size_t i = kForward; i-- > 0;) forward.put(activations[i]);
+        for (std::size_t i = 0; i < kBackward; ++i) Subject::free(backward.take());
+      } else {
+        for (std::size_t i = 0; i < kForward; ++i) {
+          void* activation = forward.take();
+          if (i % 4 != 0) backward.put(Subject::allocate(kGradients[i % kGradients.size()]));
+          Subject::free(activation);
+        }
+      }
+    }
+  });
+  return seconds * static_cast<double>(count) / static_cast<double>(steps * kCallsOfStep);
+}
+
 // A live set in which a block that is chosen at random is freed and replaced by one of another size.
 // Sizes are spread evenly over their logarithms. An operation is one call: a free or an allocation.
 class MixedSet {
@@ -175,6 +209,12 @@ std::vector<Measurement> common_rows(Crew& crew, double pair_budget_ns) {
           return cross_thread<Subject>(crew, pair_count, count);
         });
   }
+  add("training",
+      "a thread allocates 600 blocks, another frees them and allocates 450, which the first frees: "
+      "a "
+      "call",
+      Unit::kNanoseconds, std::nullopt, 1,
+      [&crew](std::uint64_t count) { return training<Subject>(crew, count); });
   for (const std::size_t size_count : {std::size_t{64}, std::size_t{65536}}) {
     const auto set = std::make_shared<MixedSet>(4096, size_count, 8 * kMiB, 1);
     add("mixed-" + std::to_string(size_count),
