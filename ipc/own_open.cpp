@@ -23,20 +23,20 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
   }
 
   // Before fill, which cannot fail.
-  void prepare(const std::optional<StreamUse>& receiving) {
+  void prepare(const OwnOpen& own, const std::optional<StreamUse>& receiving) {
+    ending_.front().own = own;
     if (receiving) ending_.front().streams.push_back(*receiving);
     living_.begin();
   }
   void hold(HeldPlace&& held) noexcept { held_ = std::move(held); }
-  void fill(const OwnOpen& own, const Descriptor& descriptor) noexcept {
-    own_ = own;
-    ending_.front().own = own;
+  void fill(OwnOpen&& own, const Descriptor& descriptor) noexcept {
+    own_ = std::move(own);
     key_ = {descriptor.producer,
             descriptor.ticket.piece_index,
             descriptor.ticket.piece_generation,
-            own.offset_bytes,
-            own.size_bytes,
-            own.block.stream.device};
+            own_.offset_bytes,
+            own_.size_bytes,
+            own_.block.stream.device};
     released_.store(false);
   }
 
@@ -242,8 +242,7 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                                               Producer& producer, OwnOpens& opens,
                                               LiveBlocks& living, ReceiveCounts& counts) {
   auto block = std::make_unique<OwnBlock>(device, opens, living, counts);
-  const OwnOpen own =
-      producer.open_own(descriptor.ticket.export_index, descriptor.ticket.generation);
+  OwnOpen own = producer.open_own(descriptor.ticket.export_index, descriptor.ticket.generation);
   PinGuard guard(opens, own);
   const StreamRef home = own.block.stream;
   if (own.offset_bytes != descriptor.ticket.offset_bytes ||
@@ -270,7 +269,7 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
     refuse_captured_receiver(device, stream);
     producer.wait_own(stream, own);
   }
-  block->prepare(used);
+  block->prepare(own, used);
   block->hold({opens.holdings(),
                {.data = static_cast<const std::byte*>(own.block.piece_base) + own.offset_bytes,
                 .size_bytes = own.size_bytes,
@@ -280,8 +279,8 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                 .claim = {},
                 .ticket = {},
                 .own = own}});
-  block->fill(own, descriptor);
   guard.disarm();
+  block->fill(std::move(own), descriptor);
   counts.receives.fetch_add(1, std::memory_order_relaxed);
   return block;
 }

@@ -114,8 +114,8 @@ void SharingService::share_own(const void* data, std::size_t size_bytes,
   // held while it is found.
   std::optional<Holding> held;
   lend.own_opens.holdings().find(data, size_bytes, [&](const Holding& found) {
+    held = found;  // which may fail: nothing is pinned yet
     lend.producer.pin_own(found.own);
-    held = found;
   });
   try {
     descriptor.ticket =
