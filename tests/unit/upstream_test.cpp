@@ -4,13 +4,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <functional>
+#include <new>
+#include <optional>
 #include <vector>
 
 #include "ipc/protocol/upstream.h"
 #include "ipc/timelines.h"
 #include "tests/unit/producer_support.h"
 #include "tests/unit/protocol_support.h"
+#include "tests/unit/short_host_memory.h"
 
 namespace limbo {
 namespace {
@@ -118,6 +120,14 @@ class Upstream : public ProducerTest {
                        std::uint64_t second = 0, std::uint32_t index = 0) {
     std::uint32_t slot = 0;
     EXPECT_EQ(by.consumer.claim(held, &slot), ClaimVerdict::kStands);
+    ForwardRequest request = request_of(held, slot, number, index);
+    request.points[1] = {0, index + 1, second};
+    const ExportTicket ticket = sent_on(by, held, request);
+    producer_->check_invariants();
+    return ticket;
+  }
+  static ForwardRequest request_of(const ExportTicket& held, std::uint32_t slot,
+                                   std::uint64_t number, std::uint32_t index = 0) {
     ForwardRequest request;
     request.slot = slot;
     request.held = {held.export_index, held.generation};
@@ -125,16 +135,34 @@ class Upstream : public ProducerTest {
     request.size_bytes = held.size_bytes;
     request.time_limit = std::chrono::hours(1);
     request.points[0] = {0, index, number};
-    request.points[1] = {0, index + 1, second};
+    return request;
+  }
+  ExportTicket sent_on(Forwarder& by, const ExportTicket& held, const ForwardRequest& request) {
     // (Any descriptor stands for a pidfd here.)
     const auto made =
         producer_->forward(by.consumer.lease(), request, life_line_[1], life_line_[0], 0);
     producer_->heard(by.consumer.lease(), made);
-    producer_->check_invariants();
     ExportTicket ticket = held;
     ticket.export_index = made.export_index;
     ticket.generation = made.generation;
     return ticket;
+  }
+  // The same again and again, each time with host memory for one allocation more.
+  template <typename Function>
+  void with_ever_more_memory(Function&& function) {
+    bool done = false;
+    for (long n = 1; !done; ++n) {
+      ASSERT_LT(n, 1000);
+      {
+        const ShortHostMemory memory(n);
+        try {
+          function();
+        } catch (const std::bad_alloc&) {
+        }
+        done = !memory.failed();
+      }
+      producer_->check_invariants();
+    }
   }
   // What its row says: pairs of lease and number, and how it begins.
   UpstreamWord word_of(const ExportTicket& ticket) {
@@ -307,6 +335,24 @@ TEST_F(Upstream, WhatTheOwnerSendsOnNamesWhatItCameBehind) {
   producer_->withdraw(late.export_index, late.generation);
   allocator_->unpin(own.block.block);
   producer_->collect();
+}
+
+TEST_F(Upstream, HostMemoryThatRunsOutLosesNothing) {
+  Forwarder first(*this), second(*this), third(*this);
+  const ExportTicket two = pass_on(second, pass_on(first, ticket_, 5, 6), 7);
+  std::optional<OwnOpen> own;
+  with_ever_more_memory([&] { own = producer_->open_own(two.export_index, two.generation); });
+  ASSERT_TRUE(own);
+  EXPECT_EQ(own->behind.size(), 3U);
+  allocator_->unpin(own->block.block);
+  std::optional<ExportTicket> three;
+  std::uint32_t slot = 0;
+  ASSERT_EQ(third.consumer.claim(two, &slot), ClaimVerdict::kStands);
+  const ForwardRequest request = request_of(two, slot, 9);
+  with_ever_more_memory([&] { three = sent_on(third, two, request); });
+  ASSERT_TRUE(three);
+  EXPECT_EQ(named_by(*three).size(), 3U);
+  end({&first, &second, &third});
 }
 
 }  // namespace
