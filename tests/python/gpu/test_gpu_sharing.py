@@ -99,9 +99,3 @@ def test_messages_between_two_limbo_processes() -> None:
     assert result["failures"] == []
     assert result["before"] == result["after"]
     assert result["exit"] == 0
-
-
-def test_the_example_of_the_readme() -> None:
-    result = run_script("readme.py")
-    assert result["exit"] == 0, result["errors"]
-    assert result["output"] == "1000.0\n"
