@@ -1,6 +1,7 @@
 #include "allocator/stats_counters.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace limbo {
 namespace {
@@ -61,6 +62,12 @@ void DeviceCounters::begin_change(ThreadCounters* own) noexcept {
   if (own == nullptr || window_is_long()) close_window();
   if (own == nullptr) return;
   ++window_changes_;
+  if (++turn_changes_ == kTurn) {
+    in_last_turn_ = std::exchange(in_turn_, 0);
+    turn_changes_ = 0;
+    ++turn_;
+  }
+  if (std::exchange(own->turn_, turn_) != turn_) ++in_turn_;
   own->see(epoch());
 }
 
@@ -68,9 +75,9 @@ void DeviceCounters::begin_change(ThreadCounters* own) noexcept {
 // ever: its maxima are those of all.
 bool DeviceCounters::window_is_long() const noexcept {
   constexpr std::uint32_t kFew = 4;
-  const std::uint32_t movers = movers_.load(std::memory_order_relaxed);
-  if (movers <= 1) return false;
-  return movers <= kFew || window_changes_ >= kFew * movers || window_bytes_ >= kWindowBytes;
+  if (movers_.load(std::memory_order_relaxed) <= 1) return false;
+  if (std::max(in_turn_, in_last_turn_) <= kFew) return true;
+  return window_changes_ >= kTurn || window_bytes_ >= kWindowBytes;
 }
 
 void DeviceCounters::close_window() noexcept {

@@ -182,6 +182,7 @@ class alignas(128) ThreadCounters {
 
   std::atomic<std::uint64_t> epoch_{0};
   std::atomic<std::uint32_t>* movers_ = nullptr;  // DeviceCounters::movers_
+  std::uint64_t turn_ = 0;                        // of its last central change; heap lock
   std::array<Ups, 2> ups_{};                      // sums of increases [large]
   std::array<Levels, kKinds> levels_{};
 };
@@ -279,6 +280,12 @@ class DeviceCounters {
   ThreadCounters* own_ = nullptr;     // whom this change is counted with; null: the heap
   std::uint32_t window_changes_ = 0;  // threads' central changes in this window
   std::int64_t window_bytes_ = 0;     // that they handed out
+  // How many threads make central changes: counted in turns of kTurn changes.
+  static constexpr std::uint32_t kTurn = 64;
+  std::uint64_t turn_ = 1;
+  std::uint32_t turn_changes_ = 0;
+  std::uint32_t in_turn_ = 0;
+  std::uint32_t in_last_turn_ = 0;
   std::array<Row, kMetrics> ups_{};
   std::array<Row, kMetrics> levels_{};
   std::array<Row, kMetrics> peaks_{};
