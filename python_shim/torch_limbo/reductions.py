@@ -33,6 +33,9 @@ index torch's name            Limbo's value
 11-14 counters, event         empty: the descriptor does their work
 ===== ======================= ==============================================================
 
+Indices 4 and 6 are classes of this package. Whoever unpickles them imports it by that, and can send
+on; an unpickler that allows modules by name has to allow ``torch_limbo``.
+
 All functions are thread-safe. In a child that was forked after its parent had used the GPU they
 raise torch's own error or ``forked_child``.
 """
