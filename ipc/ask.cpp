@@ -7,6 +7,7 @@
 #include "ipc/channel.h"
 #include "ipc/channel_socket.h"
 #include "ipc/descriptor.h"
+#include "ipc/fail_points.h"
 #include "ipc/questions.h"
 #include "ipc/runtime_directory.h"
 
@@ -17,12 +18,18 @@ constexpr std::chrono::milliseconds kAnswerWithin{1000};
 // Nobody has so many: a list that never ends is a broken answerer's.
 constexpr std::uint32_t kMostParts = 100'000;
 
+constexpr CallWords kAsked{.who = "The process",
+                           .cannot = "be asked",
+                           .has_ended = "The process that was asked has ended",
+                           .while_alive = ""};
+
 Call call(const LendingProcess& process) {
   return Call({process.incarnation, process.directory, channel_socket_name(process.incarnation)},
-              kAnswerWithin);
+              kAnswerWithin, kAsked);
 }
 
 Answer ask(const Call& call, const Question& question) {
+  LIMBO_FAIL_POINT("connect.before_ask");
   call.send(encode(question));
   MessageType type = MessageType::kError;
   const Packet packet = call.answer(type);

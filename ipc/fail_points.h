@@ -59,6 +59,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"connect.after_hello"},
     {"connect.after_welcome", true},
     {"connect.after_register"},
+    {"connect.before_ask"},
     {"decline.before_send"},
     // a consumer that sends on, and one that opens what was sent on
     {"sendon.after_enqueue", true},

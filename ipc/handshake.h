@@ -4,21 +4,14 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <string>
 
+#include "ipc/call.h"
 #include "ipc/channel.h"
 #include "ipc/connection.h"
 #include "ipc/layout.h"
 #include "ipc/owned_fd.h"
 
 namespace limbo {
-
-// Where a producer listens, from a descriptor.
-struct ProducerAddress {
-  Incarnation incarnation;
-  std::string directory;
-  std::string socket_name;
-};
 
 // An answered handshake. Whoever maps the tables checks their sizes and seals (shared_memory.h).
 struct Handshake {
