@@ -166,14 +166,15 @@ Opened open_message(ByteSpan message, std::optional<int> device) {
     prepare_torch();
     return {empty_storage(device), std::move(layout)};
   }
-  Sharing& sharing = sharing_in_use();
-  // Checked before anything is claimed.
-  TensorLayout layout = decode_layout(sharing.peek_extra(message));
-  prepare_torch();
+  TensorLayout layout;
   ReceiveOptions options;
   options.device = device;
   options.current_stream = [](int index) { return current_stream(index).handle; };
-  Received received = sharing.receive(message, options);
+  options.check_extra = [&layout](const Bytes& extra) {
+    layout = decode_layout(extra);
+    prepare_torch();
+  };
+  Received received = sharing_in_use().receive(message, options);
   // The claim ends with `received` when this throws.
   if (reach_bytes(layout) > received.block->size_bytes()) {
     throw Error(ErrorCode::kBadDescriptor, "The message's tensor needs " +

@@ -158,6 +158,7 @@ void SharingService::take_back(const Descriptor& descriptor) {
 Received SharingService::receive(ByteSpan bytes, const ReceiveOptions& options) {
   fork_guard::begin_use();
   Descriptor descriptor = decode_descriptor(bytes);
+  if (options.check_extra) options.check_extra(descriptor.extra);
   Engine& with = engine();
   Received received;
   if (descriptor.producer == owned_incarnation_) {

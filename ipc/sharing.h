@@ -48,6 +48,9 @@ struct ReceiveOptions {
   // The current stream of `device` in the receiving thread: it will wait for the sender's work.
   // Default: the default stream.
   std::function<StreamHandle(int device)> current_stream{};
+  // Given the message's `extra` when the message has been checked and before anything is claimed; what
+  // it throws ends the receive.
+  std::function<void(const Bytes& extra)> check_extra{};
 };
 
 // Names the memory of a received storage: equal keys are the same bytes on the same device.
