@@ -5,8 +5,8 @@
 //
 // Events are recorded at the free, asked on misses, and waited for only before memory goes back to
 // the driver or out-of-memory is reported. An event that cannot be recorded yet (its stream is
-// being captured, or somebody begins a capture just now, or the driver refuses) is tried again at the next miss; until then the block
-// stays out of use.
+// being captured, somebody begins a capture just now, or the driver refuses) is tried again at the
+// next miss; until then the block stays out of use.
 #include <algorithm>
 #include <new>
 #include <thread>

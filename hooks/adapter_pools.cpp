@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "allocator/capture_gate.h"
 #include "allocator/provider_foreign.h"
 #include "hooks/adapter.h"
 #include "hooks/current_stream.h"
@@ -149,21 +150,33 @@ void Adapter::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {
 void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                   std::function<bool(cudaStream_t)> filter) {
   for_torch([&] {
-    std::function<bool(StreamHandle)> accepts;
-    if (filter != nullptr) {
-      accepts = [asked = std::move(filter)](StreamHandle stream) {
-        return asked(static_cast<cudaStream_t>(stream));
-      };
-    }
     // A graph's capture begins its route on the stream that it then captures.
+    const StreamRef current = current_stream(device);
+    std::function<bool(StreamHandle)> accepts;
+    bool announces = false;
+    if (filter != nullptr) {
+      accepts = [asked = std::move(filter), device](StreamHandle stream) {
+        const bool accepted = asked(static_cast<cudaStream_t>(stream));
+        if (accepted) capture_gate::begun({device, stream});
+        return accepted;
+      };
+      announces = !accepts(current.handle);
+    }
+    // The filter of a capture accepts what is being captured into its graph: nothing yet. (Those of
+    // MemPools accept what their thread, or its stream, allocates.) torch begins the capture next,
+    // and says nothing when that fails: the announcement ends by itself then.
+    if (announces) (void)capture_gate::announce(current);
     allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts),
-                                              current_stream(device).handle);
+                                              current.handle);
   });
 }
 
 void Adapter::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
   if (in_forked_child()) return;
-  for_torch([&] { allocator_in_use().end_allocate_to_pool(device, to_pool_id(pool)); });
+  for_torch([&] {
+    capture_gate::begun(current_stream(device));
+    allocator_in_use().end_allocate_to_pool(device, to_pool_id(pool));
+  });
 }
 
 bool Adapter::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,

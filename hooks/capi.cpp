@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "allocator/capture_gate.h"
 #include "allocator/device/device.h"
 #include "allocator/error.h"
 #include "allocator/options.h"
@@ -193,6 +194,20 @@ int limbo_keep_for_graph(int device, void* stream, int* kept) {
     }
     if (kept != nullptr) *kept = captured ? 1 : 0;
   });
+}
+
+int limbo_announce_capture(int device, void* stream, uint64_t* announcement) {
+  return code_of([&] {
+    if (announcement == nullptr) {
+      throw limbo::Error(limbo::ErrorCode::kBadArgument, "announcement is null.",
+                         "Pass the address of a number; the withdrawal needs it.");
+    }
+    *announcement = limbo::capture_gate::announce({device, stream});
+  });
+}
+
+int limbo_withdraw_capture(uint64_t announcement) {
+  return code_of([&] { limbo::capture_gate::withdraw(announcement); });
 }
 
 }  // extern "C"

@@ -115,6 +115,13 @@ LIMBO_C_API int limbo_drain(int64_t at_most_ms, int* drained);
 // received. Errors: device_error, bad_argument.
 LIMBO_C_API int limbo_keep_for_graph(int device, void* stream, int* kept);
 
+// Around the beginning of a capture of `stream` (a cudaStream_t), and nothing else: what other threads
+// and Limbo's own ask and enqueue there waits, instead of ending the capture. Announcing waits, at most
+// 100 ms, for what is being asked just now; `*announcement` names it to the withdrawal, which is called
+// whether the capture has begun or not. One that is forgotten ends after a second.
+LIMBO_C_API int limbo_announce_capture(int device, void* stream, uint64_t* announcement);
+LIMBO_C_API int limbo_withdraw_capture(uint64_t announcement);
+
 #ifdef __cplusplus
 }
 #endif

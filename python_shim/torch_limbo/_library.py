@@ -139,6 +139,7 @@ def available() -> bool:
 def _declare(library: ctypes.CDLL) -> None:
     """Tell ctypes the signatures of hooks/capi.h."""
     text, number, number64 = ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
+    unsigned64 = ctypes.c_uint64
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "limbo_last_error_code": (number, []),
         "limbo_last_error": (text, []),
@@ -161,6 +162,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "limbo_reap": (number, [number, ctypes.POINTER(number64), ctypes.POINTER(number64)]),
         "limbo_drain": (number, [number64, ctypes.POINTER(number)]),
         "limbo_keep_for_graph": (number, [number, ctypes.c_void_p, ctypes.POINTER(number)]),
+        "limbo_announce_capture": (number, [number, ctypes.c_void_p, ctypes.POINTER(unsigned64)]),
+        "limbo_withdraw_capture": (number, [unsigned64]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "allocator/capture_gate.h"
 #include "hooks/adapter.h"
 #include "hooks/current_stream.h"
 #include "hooks/install.h"
@@ -110,6 +111,40 @@ TEST_F(PoolsOfTorch, FiltersGetTorchsStreams) {
   adapter().raw_delete(outside);
   adapter().emptyCache({0, 0});
   device.destroy_stream(side);
+}
+
+bool a_capture_is_announced() {
+  return capture_gate::state.load() >= capture_gate::kOneBeginning;
+}
+
+// torch captures right behind it. What sees the capture, or its end, ends the announcement.
+TEST_F(PoolsOfTorch, TheRouteOfACaptureAnnouncesIt) {
+  bool captured = false;
+  const auto begin = [&] {
+    captured = false;
+    adapter().beginAllocateToPool(0, kPool, [&](cudaStream_t) { return captured; });
+    EXPECT_TRUE(a_capture_is_announced());
+  };
+  const auto end = [] {
+    adapter().endAllocateToPool(0, kPool);
+    EXPECT_FALSE(a_capture_is_announced());
+    adapter().releasePool(0, kPool);
+  };
+  begin();
+  captured = true;
+  void* inside = adapter().raw_alloc(1000);
+  EXPECT_FALSE(a_capture_is_announced());
+  end();
+  begin();  // and nothing is allocated
+  end();
+  adapter().raw_delete(inside);
+}
+
+TEST_F(PoolsOfTorch, TheRouteOfAMemPoolAnnouncesNothing) {
+  adapter().beginAllocateToPool(0, kPool, everything);
+  EXPECT_FALSE(a_capture_is_announced());
+  adapter().endAllocateToPool(0, kPool);
+  adapter().releasePool(0, kPool);
 }
 
 // As a program leaves it whose code between begin and end has failed.

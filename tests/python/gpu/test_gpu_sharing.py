@@ -85,6 +85,15 @@ def test_a_graph_keeps_the_received_tensor_that_it_uses(way: str) -> None:
     assert result["exit"] == 0
 
 
+@pytest.mark.parametrize("way", ["native", "limbo"])
+def test_no_capture_is_lost_that_begins_beside_releases(way: str) -> None:
+    result = run_script("beginning_captures.py", way)
+    assert result["captures"] > 0
+    assert result["lost"] == 0
+    assert result["total"] == 30
+    assert result["exit"] == 0
+
+
 def test_a_consumer_that_knows_no_limbo() -> None:
     result = run_script("stock_consumer.py")
     assert (result["total"], result["part"]) == (499500, [10, 11, 12, 13])

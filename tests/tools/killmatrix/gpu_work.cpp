@@ -4,6 +4,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "allocator/capture_gate.h"
 #include "allocator/device/sim_device.h"
 #include "allocator/error.h"
 
@@ -63,7 +64,10 @@ std::optional<std::uint32_t> GpuWork::foreign_word(StreamHandle stream, const vo
 
 void GpuWork::capture(StreamHandle stream, int launches, const std::function<void()>& during) {
   SimDevice& sim = as_sim(device_);
-  sim.begin_capture(ref(stream), SimCaptureMode::kRelaxed);
+  {
+    const BeginningCapture beginning(ref(stream));
+    sim.begin_capture(ref(stream), SimCaptureMode::kRelaxed);
+  }
   std::exception_ptr failure;
   try {
     during();
