@@ -82,7 +82,7 @@ struct AtLoad {
     ::pthread_atfork(before_fork, after_fork, in_child);
   }
 };
-const AtLoad at_load;
+AtLoad at_load;
 
 // Yields at first: a question takes a microsecond.
 class Pause {

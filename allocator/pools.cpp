@@ -218,6 +218,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
 
 // ---- pools ----------------------------------------------------------------------------------
 
+// The pool keeps the provider. NOLINTNEXTLINE(performance-unnecessary-value-param)
 void Allocator::retain_pool(int device, PoolId id, std::shared_ptr<Provider> provider) {
   DeviceHeap& at = impl_->heap(device);
   require_private(id);

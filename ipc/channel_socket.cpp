@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::string_view kSuffix = ".sock";
 constexpr std::string_view kNewSuffix = ".new";
-constexpr std::time_t kUnfinishedAfter_s = 60;  // a name that somebody is still binding is younger
+constexpr std::time_t kUnfinishedAfterSeconds =
+    60;  // a name that somebody is still binding is younger
 constexpr int kBacklog = 128;
 
 [[noreturn]] void no_socket(const RuntimeDirectory& directory, const char* call) {
@@ -43,7 +44,7 @@ const sockaddr* generic(const sockaddr_un& address) {
 bool old_enough(const RuntimeDirectory& directory, const std::string& name) {
   struct stat facts {};
   return ::fstatat(directory.fd(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
-         facts.st_ctime + kUnfinishedAfter_s < std::time(nullptr);
+         facts.st_ctime + kUnfinishedAfterSeconds < std::time(nullptr);
 }
 
 std::vector<std::string> socket_names(const RuntimeDirectory& directory) {

@@ -62,7 +62,7 @@ struct AtLoad {
     ::pthread_atfork(nullptr, nullptr, in_child);
   }
 };
-const AtLoad at_load;
+AtLoad at_load;
 
 }  // namespace
 

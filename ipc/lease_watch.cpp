@@ -37,7 +37,7 @@ std::optional<DeathSigns::Clock::time_point> DeathSigns::quiet_at(Clock::time_po
 }
 
 std::string DeathSigns::why() const {
-  const std::string ended =
+  std::string ended =
       process_ended ? "the process has ended" : "the process has replaced itself by exec";
   if (never_quiet()) {
     return ended +

@@ -87,7 +87,8 @@ RuntimeDirectory RuntimeDirectory::open_own() {
     std::string cause;
     OwnedFd fd = make_and_open(path, cause);
     if (cause.empty()) return {path, std::move(fd)};
-    tried += (tried.empty() ? " " : "; ") + path + ": " + cause;
+    tried += tried.empty() ? " " : "; ";
+    tried.append(path).append(": ").append(cause);
     if (chosen) break;
   }
   no_directory(tried);

@@ -83,7 +83,8 @@ struct DriverEntryPoints {
   LIMBO_REQUIRED_DRIVER_ENTRIES(LIMBO_DECLARE_ENTRY)
   LIMBO_OPTIONAL_DRIVER_ENTRIES(LIMBO_DECLARE_ENTRY)
 #undef LIMBO_DECLARE_ENTRY
-  StreamCaptureInfoFunction cuStreamGetCaptureInfo_v2 = nullptr;  // optional too
+  // Optional too; the driver's name. NOLINTNEXTLINE(readability-identifier-naming)
+  StreamCaptureInfoFunction cuStreamGetCaptureInfo_v2 = nullptr;
 };
 
 // The driver's functions; cuInit has not been called. Null when there is no driver or it lacks a

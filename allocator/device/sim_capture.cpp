@@ -57,7 +57,7 @@ std::shared_ptr<Capture> Captures::end(std::uint32_t slot) {
   const std::lock_guard lock(mutex_);
   const auto found = by_slot_.find(slot);
   if (found == by_slot_.end() || found->second->origin != slot) return nullptr;
-  const std::shared_ptr<Capture> capture = found->second;
+  std::shared_ptr<Capture> capture = found->second;
   std::erase_if(by_slot_, [&](const auto& entry) { return entry.second == capture; });
   return capture;
 }

@@ -54,7 +54,9 @@ Client::Client() {
 
 Client::~Client() {
   // A fork child must not touch what its parent uses; the kernel takes its copies back.
-  if (owned_parts_ != nullptr && owned_parts_->link.in_fork_child()) owned_parts_.release();
+  if (owned_parts_ != nullptr && owned_parts_->link.in_fork_child()) {
+    static_cast<void>(owned_parts_.release());
+  }
 }
 
 Client::Parts& Client::parts() {

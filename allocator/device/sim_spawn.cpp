@@ -19,8 +19,6 @@
 #include "allocator/error.h"
 #include "allocator/options.h"
 
-extern char** environ;
-
 namespace limbo::sim {
 
 namespace {
@@ -48,7 +46,7 @@ std::string environment(const char* name) {
 }
 
 std::string runtime_directory() {
-  if (const auto named = environment("LIMBO_RUNTIME_DIR"); !named.empty()) return named;
+  if (auto named = environment("LIMBO_RUNTIME_DIR"); !named.empty()) return named;
   if (const auto xdg = environment("XDG_RUNTIME_DIR"); !xdg.empty()) return xdg + "/limbo";
   return "/tmp/limbo-" + std::to_string(::getuid());
 }
