@@ -38,9 +38,10 @@ std::string system_words(const std::string& call) {
   return call + ": " + std::strerror(errno);
 }
 
-std::string microseconds_since(Clock::time_point start) {
+std::string time_since(Clock::time_point start) {
   const auto passed = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-  return std::to_string(passed.count()) + " us";
+  const auto count = passed.count();
+  return count < 10'000 ? std::to_string(count) + " us" : std::to_string(count / 1000) + " ms";
 }
 
 Probe refused(const Error& error) {
@@ -164,7 +165,7 @@ Probe probe_pidfd() {
     return {.works = false, .seen = "the end of a process is not seen by it", .advice = advice};
   }
   return {.works = true,
-          .seen = "the end of a process is seen " + microseconds_since(killed) + " after its kill",
+          .seen = "the end of a process is seen " + time_since(killed) + " after its kill",
           .advice = {}};
 }
 
@@ -187,7 +188,7 @@ Probe probe_life_line() {
     return {.works = false, .seen = "its end is not seen", .advice = {}};
   }
   Probe probe{.works = true,
-              .seen = "its end is seen " + microseconds_since(killed) + " after a kill",
+              .seen = "its end is seen " + time_since(killed) + " after a kill",
               .advice = {}};
   const std::uint32_t flags = life_line::flags();
   if ((flags & life_line::kLate) != 0) {

@@ -112,7 +112,13 @@ def load() -> ctypes.CDLL:
             f"{path} could not be loaded: {cause}. It must fit the torch of this Python "
             f"({torch.__version__}); build it with LIMBO_PYTHON set to this interpreter.",
         ) from cause
-    _declare(library)
+    try:
+        _declare(library)
+    except AttributeError as cause:
+        raise LimboError(
+            "no_library",
+            f"{path} is not of this version of the package: {cause}. Build it again.",
+        ) from cause
     if library.limbo_torch_usable() != 0:
         raise last_error(library)
     _loaded_path = path

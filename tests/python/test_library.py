@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch_limbo
 from torch_limbo import LimboError, _library
 
@@ -72,6 +74,22 @@ except torch_limbo.LimboError as error:
     done = run_python(code, LIMBO_LIBRARY=str(broken))
     assert done.stdout.startswith("no_library"), done.stderr
     assert str(broken) in done.stdout
+
+
+def test_a_library_of_another_version_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "libtorch_limbo.so"
+    # A library without any of our functions stands for one that lacks some.
+    shutil.copy(Path(torch.__file__).parent / "lib" / "libshm.so", other)
+    code = """
+import torch_limbo
+try:
+    torch_limbo.library_path()
+except torch_limbo.LimboError as error:
+    print(error.code, error)
+"""
+    done = run_python(code, LIMBO_LIBRARY=str(other))
+    assert done.stdout.startswith("no_library"), done.stderr
+    assert f"{other} is not of this version of the package" in done.stdout
 
 
 def test_another_torch_is_refused_before_loading() -> None:

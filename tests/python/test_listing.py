@@ -15,7 +15,17 @@ import torch_limbo
 from peer import Peer
 from torch_limbo import listing
 
-pytestmark = pytest.mark.usefixtures("balanced")
+
+@pytest.fixture(scope="module")
+def named_once(shared_peer: Peer) -> None:  # noqa: ARG001
+    """Published before any test compares: the names' files stay open."""
+    with torch_limbo.Registry("listing") as registry:
+        registry.publish("first", sim.full((1,), 1.0))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(named_once: None, balanced: None) -> None:
+    """Each test ends with a balance."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
