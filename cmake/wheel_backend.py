@@ -131,6 +131,7 @@ def hook(name: str) -> Callable[..., Any]:
 
 
 build_wheel = hook("build_wheel")
+prepare_metadata_for_build_wheel = hook("prepare_metadata_for_build_wheel")
 get_requires_for_build_wheel = hook("get_requires_for_build_wheel")
 
 
