@@ -10,7 +10,8 @@ set(ENV{LIMBO_PYTHON} ${PYTHON})
 set(pip ${PYTHON} -m pip --disable-pip-version-check)
 execute_process(
   COMMAND ${pip} wheel --quiet --no-build-isolation --no-deps --wheel-dir ${PLACE}/wheel
-          -C cmake.source-dir=cmake/wheel_of_build -C cmake.define.LIMBO_BUILD_DIR=${BUILD} ${SOURCE}
+          --config-settings=cmake.source-dir=cmake/wheel_of_build
+          --config-settings=cmake.define.LIMBO_BUILD_DIR=${BUILD} ${SOURCE}
   COMMAND_ERROR_IS_FATAL ANY)
 file(GLOB wheel ${PLACE}/wheel/*.whl)
 execute_process(
