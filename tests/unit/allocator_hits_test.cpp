@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <deque>
 #include <memory>
+#include <utility>
 
 #include "allocator/thread_cache.h"
 #include "tests/support/sizes.h"
 #include "tests/support/steps.h"
 #include "tests/unit/allocator_support.h"
+#include "tests/unit/worker.h"
 
 namespace limbo::testing {
 namespace {
@@ -28,6 +31,8 @@ class Hits : public AllocatorTest {
     }
     return sum;
   }
+
+  std::deque<Worker> resting_;  // threads that know the allocator
 
   // Passing a gate takes none where the kernel has membarrier (gate.h), else an exchange.
   [[nodiscard]] static std::uint64_t locked_of_gate() {
@@ -91,6 +96,40 @@ TEST_F(Hits, ManyBlocksTakeALockOnlyWhenAChainIsFull) {
   EXPECT_LE(giving.locked, kBlocks * (1 + locked_of_gate()) + 8 * 3U);
   EXPECT_LE(taking.locked, kBlocks * locked_of_gate() + 8 * 3U);
   for (void* block : blocks) allocator_.free(block);
+}
+
+// The heap lock, once taken and once given up, is all that a miss shares with other threads as long
+// as the heap has free memory for it; it looks at no other thread's counters either.
+TEST_F(Hits, AMissThatFindsFreeMemoryTakesOneLock) {
+  std::vector<void*> blocks;
+  for (std::size_t count = 1; count <= 100; ++count) {
+    blocks.push_back(allocator_.allocate(count * 512, home_));
+  }
+  for (void* data : std::exchange(blocks, {})) allocator_.free(data);
+  // All is one free block now, and there are nodes for what will be cut from it.
+  static_cast<void>(allocator_.largest_free_block_bytes(0));
+  std::uint64_t alone = 0;
+  for (const bool with_others : {false, true}) {
+    if (with_others) {
+      for (int count = 0; count < 8; ++count) {
+        resting_.emplace_back().run([&] { allocator_.free(allocate(512, home_)); });
+      }
+      for (int count = 0; count < 50; ++count) {  // this thread alone moves from now on
+        blocks.push_back(allocator_.allocate(static_cast<std::size_t>(3 + count) * 512, home_));
+      }
+    }
+    void* data = nullptr;
+    const std::size_t size_bytes = with_others ? 1024 : 2048;  // that no cache holds
+    const Steps steps = steps_of([&] { data = allocator_.allocate(size_bytes, home_); });
+    EXPECT_EQ(steps.locked, 2 + locked_of_gate());
+    EXPECT_EQ(steps.system_calls + steps.fences, 0U);
+    if (!with_others) alone = steps.instructions;
+    if (with_others) {
+      EXPECT_LT(steps.instructions, 2 * alone);
+    }
+    blocks.push_back(data);
+  }
+  for (void* data : blocks) allocator_.free(data);
 }
 
 // A sweep keeps others out of their caches only while it takes the chains: it looks at the first
