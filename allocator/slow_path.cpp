@@ -180,10 +180,9 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   if (request.pool == nullptr) {  // caches hold nothing of other pools
     reclaim_own(at);
     if (void* data = search_central(request)) return data;
-    if (sizes::is_large(request.size_bytes) || caches_hold_much(at)) {
-      reclaim_caches(at);
-      if (void* data = search(request)) return data;
-    }
+    if (sizes::is_large(request.size_bytes) || caches_hold_much(at)) reclaim_caches(at);
+    // In any case: the question may have waited for another thread's sweep.
+    if (void* data = search(request)) return data;
   }
   collect_garbage(at, request);
   if (void* data = grow(at, request, segment_size(request.size_bytes))) return data;
