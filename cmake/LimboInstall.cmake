@@ -8,11 +8,7 @@ if(TARGET limbo_sim_companion)
   set_target_properties(limbo_sim_companion PROPERTIES INSTALL_RPATH "$ORIGIN")
   install(TARGETS limbo_sim_companion RUNTIME DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-# ipc/sharing.h and allocator/allocator.h, and all that these two include.
-limbo_install_headers(
-  allocator/allocator allocator/checkpoints allocator/error allocator/lending allocator/options
-  allocator/pool_id allocator/stats allocator/trace allocator/device/device
-  allocator/device/memory_users ipc/layout ipc/protocol/words ipc/sharing)
+limbo_install_headers(allocator/error.h allocator/options.h ipc/sharing.h)
 
 set(limbo_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/limbo)
 configure_package_config_file(
