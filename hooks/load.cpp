@@ -1,5 +1,5 @@
-// What happens when the library is loaded: operators, checks and the collector are registered,
-// nothing else. No device is touched and no thread started. Under another minor version of torch, or
+// What happens when the library is loaded: operators, checks, the collector and a listener for
+// torch's initialisation of CUDA are registered, nothing else. No device is touched and no thread started. Under another minor version of torch, or
 // beside another copy of the library, nothing is registered; limbo_torch_usable then says why.
 #include <cstdio>
 
@@ -11,6 +11,7 @@
 #include "hooks/process.h"
 #include "hooks/settings.h"
 #include "hooks/sim_tensors.h"
+#include "hooks/stock_loading.h"
 #include "hooks/version.h"
 
 namespace limbo {
@@ -25,6 +26,7 @@ bool load() noexcept {
     }
     register_operator_checks();
     follow_later_settings();
+    follow_initialization();
     if (simulated()) install_simulated_guard();
     return true;
   } catch (...) {

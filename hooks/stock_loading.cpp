@@ -2,13 +2,70 @@
 // (torch.cuda.memory.CUDAPluggableAllocator), and the step from torch's wrapper around them to the
 // complete allocator.
 //
+// The step is made when torch initialises CUDA, which it tells its logger of API usage just before:
+// a process that receives before it allocates would otherwise ask the wrapper, which refuses. Where
+// the program has a logger of its own, the first allocation makes the step.
+//
 // The wrapper keeps a note of every pointer that it handed out, and frees through it. So what was
 // allocated through the wrapper (the first allocation; more, if threads raced for it) comes back
 // through limbo_free, everything later by the adapter's deleter, and both lead to the same blocks.
+#include "hooks/stock_loading.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/Logging.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <cstdlib>
+#include <string>
+
 #include "hooks/adapter.h"
 #include "hooks/capi.h"
 #include "hooks/error_text.h"
 #include "hooks/install.h"
+
+namespace limbo {
+namespace {
+
+using Pluggable = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
+
+// The function that a wrapper allocates by, which torch keeps to itself and its heirs.
+class PluggableFunctions : public Pluggable {
+ public:
+  static const auto& malloc_of(const Pluggable& wrapper) {
+    return wrapper.*(&PluggableFunctions::alloc_fn_);
+  }
+};
+
+// Whether torch's allocator is its wrapper around limbo_malloc, made from the function's address.
+bool is_loaded_by_torch() {
+  const auto* wrapper =
+      dynamic_cast<const Pluggable*>(c10::cuda::CUDACachingAllocator::allocator.load());
+  if (wrapper == nullptr) return false;
+  const auto* function =
+      PluggableFunctions::malloc_of(*wrapper).target<void* (*)(std::size_t, int, cudaStream_t)>();
+  return function != nullptr &&
+         reinterpret_cast<void*>(*function) == reinterpret_cast<void*>(&limbo_malloc);
+}
+
+void on_api_usage(const std::string& event) noexcept {
+  if (event != "aten.init.cuda") return;
+  try {
+    if (is_loaded_by_torch()) replace_pluggable_wrapper();
+  } catch (...) {
+    // What forbids it is told by the first allocation, which nobody can miss.
+  }
+}
+
+}  // namespace
+
+void follow_initialization() {
+  // Somebody wants torch's own logger, which writes every event to stderr.
+  if (const char* wanted = std::getenv("PYTORCH_API_USAGE_STDERR"); wanted && *wanted) return;
+  auto* current = c10::cuda::CUDACachingAllocator::allocator.load();
+  if (current != nullptr && !current->initialized()) c10::SetAPIUsageLogger(on_api_usage);
+}
+
+}  // namespace limbo
 
 extern "C" {
 

@@ -1,6 +1,7 @@
 #include "hooks/install.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Logging.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <chrono>
@@ -155,6 +156,41 @@ TEST_F(Install, TheStockWrapperGivesWayAtItsFirstAllocation) {
   void* third = wrapper->malloc(1000, 0, nullptr);
   torch_cuda::raw_delete(third);
   EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
+}
+
+// What torch makes of the addresses that ctypes gives for the functions' names.
+using MallocFunction = void*(std::size_t, int, cudaStream_t);
+using FreeFunction = void(void*, std::size_t, int, cudaStream_t);
+std::shared_ptr<pluggable::CUDAPluggableAllocator> wrapper_around(MallocFunction* allocate) {
+  return std::make_shared<pluggable::CUDAPluggableAllocator>(
+      allocate, reinterpret_cast<FreeFunction*>(&limbo_free));
+}
+
+// So that a process may receive before it allocates anything.
+TEST_F(Install, TheStockWrapperGivesWayWhenTorchInitialisesCuda) {
+  const auto wrapper = wrapper_around(reinterpret_cast<MallocFunction*>(&limbo_malloc));
+  pluggable::changeCurrentAllocator(wrapper);
+  c10::LogAPIUsage("aten.something.else");
+  EXPECT_EQ(torch_cuda::get(), wrapper.get());
+  c10::LogAPIUsage("aten.init.cuda");  // as at::CUDAHooks does, right before the next line
+  EXPECT_TRUE(installed());
+  torch_cuda::init(1);
+  EXPECT_TRUE(adapter().initialized());
+  EXPECT_FALSE(wrapper->initialized());
+  void* data = torch_cuda::raw_alloc(1000);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 1);
+  torch_cuda::raw_delete(data);
+}
+
+TEST_F(Install, WrappersOfOtherFunctionsStay) {
+  const auto other =
+      wrapper_around(+[](std::size_t, int, cudaStream_t) -> void* { return nullptr; });
+  for (const auto& wrapper : {other, stock_wrapper()}) {
+    pluggable::changeCurrentAllocator(wrapper);
+    c10::LogAPIUsage("aten.init.cuda");
+    EXPECT_EQ(torch_cuda::get(), wrapper.get());
+  }
+  EXPECT_FALSE(installed());
 }
 
 TEST_F(Install, AsBackingOfAPoolTheFunctionsLeaveTorchAlone) {

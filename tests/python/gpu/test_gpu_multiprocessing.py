@@ -112,8 +112,13 @@ def test_tensors_under_names() -> None:
         assert result["before"][what] == result["after"][what]
 
 
-def test_processes_that_were_loaded_as_plug_ins() -> None:
-    result = run_script("stock_loaded.py")
+@pytest.mark.parametrize("alone", [False, True], ids=["with torch_limbo", "alone"])
+def test_processes_that_load_a_plug_in(alone: bool) -> None:
+    import torch_limbo
+
+    environment = {"PLUG_IN": str(torch_limbo.library_path())} if alone else {}
+    result = run_script("stock_loaded.py", **environment)
+    assert result["alone"] == alone
     assert result["sums"] == [20.0, 20.0]
     assert result["one_storage"]
     assert result["backends"] == ["limbo", "limbo"]

@@ -1,0 +1,12 @@
+// Stock loading: the step from torch's wrapper around limbo_malloc to the complete allocator, as
+// early as torch lets us (the functions themselves are in capi.h).
+#pragma once
+
+namespace limbo {
+
+// From now on the step is made when torch initialises CUDA. Takes the place of c10's logger of API
+// usage, of which there is one; does nothing when CUDA is initialised already, or when torch's own
+// logger was asked for (PYTORCH_API_USAGE_STDERR). Called once, when the library is loaded.
+void follow_initialization();
+
+}  // namespace limbo
