@@ -166,6 +166,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] ThreadCache* find_thread_cache() noexcept;
   [[nodiscard]] ThreadCache* make_thread_cache();
   void open_stream(ThreadCache& cache, StreamRef stream) noexcept;
+  [[nodiscard]] bool open_where_others_free(DeviceHeap& at, StreamRef stream) noexcept;
   void retire(ThreadCache& cache) noexcept override;
   // Gives cached blocks, linked, to the free lists of their devices.
   void give_central(ChainList& chains);
@@ -173,7 +174,10 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void reclaim_caches(DeviceHeap& at);
   // Those of the depot and of this thread's cache.
   void reclaim_own(DeviceHeap& at);
+  // Under the heap's lock.
+  [[nodiscard]] static std::size_t unswept_bytes(const DeviceHeap& at) noexcept;
   [[nodiscard]] bool caches_hold_much(const DeviceHeap& at) const;
+  [[nodiscard]] bool may_grow_unswept(DeviceHeap& at, std::size_t segment_bytes) const;
   // The large ones that caches hold.
   void reclaim_large(DeviceHeap& at);
   // From now on allocations of the device go the central way, until allow_caches has been called as

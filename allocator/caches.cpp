@@ -38,7 +38,25 @@ ThreadCache* Allocator::Impl::make_thread_cache() {
   return cache;
 }
 
-// Gives this thread a cache for the stream, from its next free on.
+// A thread that has freed nothing of the stream has no cache for it. Where others have, it gets one
+// at its first miss, or a thread that only allocates would never see what they leave in the depot.
+// Whether it got one.
+bool Allocator::Impl::open_where_others_free(DeviceHeap& at, StreamRef stream) noexcept {
+  ThreadCache* cache = thread_cache();
+  if (cache == nullptr || !cache->has_room()) return false;
+  {
+    const GateVisit visit(cache->gate());
+    if (!visit || cache->find(stream) != nullptr) return false;
+  }
+  {
+    const std::lock_guard lock(at.mutex);
+    if (!at.depots.contains(stream.handle)) return false;
+  }
+  open_stream(*cache, stream);
+  return true;
+}
+
+// Gives this thread a cache for the stream.
 void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept {
   if (!cache.has_room()) return;
   DeviceHeap& at = *heaps[static_cast<std::size_t>(stream.device)];
@@ -91,6 +109,7 @@ void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
   const std::lock_guard lock(at.mutex);
   for (const auto& [stream, depot] : at.depots) depot->take_all(all);
   at.give_all(all, own_counters(at));
+  at.grown_unswept_bytes = 0;
 }
 
 // What needs nobody to stand still: what full bins left behind, and this thread's own blocks.
@@ -103,24 +122,44 @@ void Allocator::Impl::reclaim_own(DeviceHeap& at) {
   const std::lock_guard lock(at.mutex);
   for (const auto& [stream, depot] : at.depots) depot->take_all(all);
   at.give_all(all, own_counters(at));
+  at.grown_unswept_bytes = 0;
 }
 
-// Whether the caches hold more than a small request may leave there and take a segment instead.
-// Threads that live on different sizes would else empty each other's caches again and again: each
-// lacks what another has for a moment.
-bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
+// What a small request may leave in caches and take a segment instead. Threads that live on different
+// sizes would else empty each other's caches again and again: each lacks what another has for a
+// moment.
+std::size_t Allocator::Impl::unswept_bytes(const DeviceHeap& at) noexcept {
   constexpr std::size_t kAlways = 8 * sizes::kMiB;
   constexpr std::size_t kNever = 64 * sizes::kMiB;
-  std::size_t reserved_bytes = 0;
+  return std::clamp(at.reserved_bytes / 8, kAlways, kNever);
+}
+
+bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
+  std::size_t allowed_bytes = 0;
   {
     const std::lock_guard lock(at.mutex);
-    reserved_bytes = at.reserved_bytes;
+    allowed_bytes = unswept_bytes(at);
   }
-  const std::size_t allowed_bytes = std::clamp(reserved_bytes / 8, kAlways, kNever);
   const std::lock_guard registry(thread_registry::mutex());
   std::size_t held_bytes = 0;
   for (const ThreadCache* cache : caches) held_bytes += cache->held_bytes();
   return held_bytes > allowed_bytes;
+}
+
+// Whether a small request takes a segment before even the depot and its own thread's cache are
+// emptied. Where one thread frees what another allocates, the depot is empty again and again, and
+// what it has just got would go to the free lists, from where it comes block by block: the two need
+// more blocks under way, not other ones. So much between two sweeps, and only beside other threads.
+bool Allocator::Impl::may_grow_unswept(DeviceHeap& at, std::size_t segment_bytes) const {
+  {
+    const std::lock_guard registry(thread_registry::mutex());
+    if (caches.size() < 2) return false;
+  }
+  if (caches_hold_much(at)) return false;
+  const std::lock_guard lock(at.mutex);
+  if (at.grown_unswept_bytes + segment_bytes > unswept_bytes(at)) return false;
+  at.grown_unswept_bytes += segment_bytes;
+  return true;
 }
 
 void Allocator::Impl::bypass_caches(DeviceHeap& at) {

@@ -184,6 +184,8 @@ class DeviceHeap {
   std::uint64_t searches = 0;      // find_fit calls: the heap's clock
   std::size_t limit_bytes = 0;     // 0: none
   std::size_t reserved_bytes = 0;  // taken from the driver, and being taken
+  // Of it, what small requests have taken since caches were last emptied for one.
+  std::size_t grown_unswept_bytes = 0;
 
   // Blocks that wait for events, by stream, in the order of the events. No queue is empty.
   using StreamKey = std::pair<int, StreamHandle>;

@@ -171,6 +171,10 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
     // The hit that was looked for was one of another size.
     if (void* data = take_cached_again(request); data != nullptr) return data;
   }
+  if (request.pool == nullptr && !sizes::is_large(request.size_bytes) &&
+      open_where_others_free(at, request.stream)) {
+    if (void* data = take_cached_again(request); data != nullptr) return data;
+  }
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
   if (request.pool != nullptr) reuse_in_capture(at, request);
@@ -178,9 +182,12 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
   run_callbacks();
   if (void* data = search(request)) return data;
   if (request.pool == nullptr) {  // caches hold nothing of other pools
-    reclaim_own(at);
-    if (void* data = search_central(request)) return data;
-    if (sizes::is_large(request.size_bytes) || caches_hold_much(at)) reclaim_caches(at);
+    const bool large = sizes::is_large(request.size_bytes);
+    if (large || !may_grow_unswept(at, segment_size(request.size_bytes))) {
+      reclaim_own(at);
+      if (void* data = search_central(request)) return data;
+      if (large || caches_hold_much(at)) reclaim_caches(at);
+    }
     // In any case: the question may have waited for another thread's sweep.
     if (void* data = search(request)) return data;
   }

@@ -1,4 +1,7 @@
 // What a thread's cache holds while another thread lacks memory.
+#include <algorithm>
+#include <vector>
+
 #include "tests/unit/allocator_support.h"
 #include "tests/unit/worker.h"
 
@@ -57,6 +60,57 @@ TEST_F(AllocatorSweeps, UnderALimitNothingIsLeftToOthers) {
   std::byte* data = allocate(4096);
   EXPECT_EQ(reserved(), 4 * static_cast<std::int64_t>(kMiB));
   allocator_.free(data);
+}
+
+// What one thread allocates and another frees.
+class AllocatorFlows : public AllocatorTest {
+ protected:
+  // A block of the flow, which is not freed here.
+  std::vector<std::byte*> allocate_some(int count) {
+    std::vector<std::byte*> blocks;
+    for (int i = 0; i < count; ++i) blocks.push_back(allocate(4096));
+    return blocks;
+  }
+};
+
+TEST_F(AllocatorFlows, AThreadThatFreesNothingTakesWhatOthersLeaveInTheDepot) {
+  const std::vector<std::byte*> blocks = allocate_some(256);  // half a segment
+  Worker other;
+  other.run([&] {
+    for (std::byte* data : blocks) allocator_.free(data);
+  });
+  // The free lists have the other half, of which none was handed out yet, and the first that was
+  // freed: with that the other thread got its cache.
+  for (std::byte* data : allocate_some(2)) {
+    EXPECT_NE(std::find(blocks.begin(), blocks.end(), data), blocks.end());
+    allocator_.free(data);
+  }
+}
+
+// The depot is empty at that moment, but what it gets is better handed on in chains than put into the
+// free lists: more blocks are wanted under way.
+TEST_F(AllocatorFlows, BesideAnotherThreadSomeMemoryIsTakenBeforeTheDepotIsEmptied) {
+  Worker other;
+  const auto hand_over = [&](const std::vector<std::byte*>& blocks) {
+    other.run([&] {
+      for (std::byte* data : blocks) allocator_.free(data);
+    });
+  };
+  hand_over(allocate_some(512));
+  const auto two_mib = 2 * static_cast<std::int64_t>(kMiB);
+  EXPECT_EQ(reserved(), two_mib);
+  // Another size finds nothing in the free lists; what is in the depot is left there four times.
+  std::vector<std::byte*> held;
+  for (std::int64_t segments = 2; segments <= 5; ++segments) {
+    held.push_back(allocate(kMiB));
+    EXPECT_EQ(reserved(), segments * two_mib);
+    held.push_back(allocate(kMiB));
+    EXPECT_EQ(reserved(), segments * two_mib);
+  }
+  // Then it is merged, as far as other threads do not hold parts of it.
+  held.push_back(allocate(256 * 1024));
+  EXPECT_EQ(reserved(), 5 * two_mib);
+  for (std::byte* data : held) allocator_.free(data);
 }
 
 }  // namespace
