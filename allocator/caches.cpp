@@ -114,12 +114,15 @@ void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
 
 // What needs nobody to stand still: what full bins left behind, and this thread's own blocks.
 void Allocator::Impl::reclaim_own(DeviceHeap& at) {
+  ThreadCache* const own = thread_cache();
   ChainList all;
-  if (ThreadCache* own = thread_cache(); own != nullptr) {
+  // All under the lock, or another thread might find nothing anywhere and give up. Going into the
+  // gate never waits, and nobody waits for this lock inside of it.
+  const std::lock_guard lock(at.mutex);
+  if (own != nullptr) {
     const GateVisit visit(own->gate());
     if (visit) own->take_all(at.device, all);
   }
-  const std::lock_guard lock(at.mutex);
   for (const auto& [stream, depot] : at.depots) depot->take_all(all);
   at.give_all(all, own_counters(at));
   at.grown_unswept_bytes = 0;
@@ -150,14 +153,21 @@ bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
 // emptied. Where one thread frees what another allocates, the depot is empty again and again, and
 // what it has just got would go to the free lists, from where it comes block by block: the two need
 // more blocks under way, not other ones. So much between two sweeps, and only beside other threads.
+// Where the caches and the depot hold much already, or allocations pass them by, it would only grow.
 bool Allocator::Impl::may_grow_unswept(DeviceHeap& at, std::size_t segment_bytes) const {
+  std::size_t held_bytes = 0;
   {
     const std::lock_guard registry(thread_registry::mutex());
     if (caches.size() < 2) return false;
+    for (const ThreadCache* cache : caches) held_bytes += cache->held_bytes();
   }
-  if (caches_hold_much(at)) return false;
   const std::lock_guard lock(at.mutex);
-  if (at.grown_unswept_bytes + segment_bytes > unswept_bytes(at)) return false;
+  if (at.counters.caches_bypassed()) return false;
+  for (const auto& [stream, depot] : at.depots) held_bytes += depot->held_bytes();
+  const std::size_t allowed_bytes = unswept_bytes(at);
+  if (held_bytes > allowed_bytes || at.grown_unswept_bytes + segment_bytes > allowed_bytes) {
+    return false;
+  }
   at.grown_unswept_bytes += segment_bytes;
   return true;
 }

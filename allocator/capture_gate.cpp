@@ -118,7 +118,14 @@ std::uint64_t announce(StreamRef stream) {
 void withdraw(std::uint64_t announcement) noexcept {
   Announcements& at = announcements();
   const std::lock_guard lock(at.mutex);
-  erase(at, [&](const Announcement& one) { return one.number == announcement; });
+  const auto own = std::find_if(at.all.begin(), at.all.end(), [&](const Announcement& one) {
+    return one.number == announcement;
+  });
+  if (own == at.all.end()) return;
+  // The others of its stream as well: torch's capture is announced by its allocator too, which is not
+  // told when it fails to begin.
+  const StreamRef stream = own->stream;
+  erase(at, [&](const Announcement& one) { return one.stream == stream; });
 }
 
 void begun(StreamRef stream) noexcept {

@@ -27,6 +27,7 @@ void StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
   chain.head->chain_count = static_cast<std::uint16_t>(chain.count);
   chain.head->next_chain = bin.first.load(std::memory_order_relaxed);
   bin.first.store(chain.head, std::memory_order_relaxed);
+  held_bytes_.fetch_add(chain.count * class_size(size_class), std::memory_order_relaxed);
 }
 
 Chain StreamDepot::take(std::size_t size_class) noexcept {
@@ -36,6 +37,7 @@ Chain StreamDepot::take(std::size_t size_class) noexcept {
   Block* first = bin.first.load(std::memory_order_relaxed);
   if (first == nullptr) return {};
   bin.first.store(first->next_chain, std::memory_order_relaxed);
+  held_bytes_.fetch_sub(first->chain_count * class_size(size_class), std::memory_order_relaxed);
   return {first, first->chain_count};
 }
 
@@ -44,11 +46,13 @@ void StreamDepot::take_all(ChainList& chains) noexcept {
     if (used_[group].load(std::memory_order_relaxed) == 0) continue;
     std::uint64_t bits = used_[group].exchange(0, std::memory_order_relaxed);
     for (; bits != 0; bits &= bits - 1) {
-      Bin& bin = bins_[group * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
+      const std::size_t index = group * 64 + static_cast<std::size_t>(std::countr_zero(bits));
+      Bin& bin = bins_[index];
       const Locked locked(bin);
       Block* first = bin.first.exchange(nullptr, std::memory_order_relaxed);
       while (first != nullptr) {
         Block* next = first->next_chain;
+        held_bytes_.fetch_sub(first->chain_count * class_size(index), std::memory_order_relaxed);
         chains.push({first, first->chain_count});
         first = next;
       }

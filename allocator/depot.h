@@ -38,6 +38,11 @@ class StreamDepot {
   // Adds everything to `chains`, without walking along them.
   void take_all(ChainList& chains) noexcept;
 
+  // How much is here, about: what moves at the moment counts or not.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    return held_bytes_.load(std::memory_order_relaxed);
+  }
+
   // Calls visit(Block*) for every block.
   template <class Visit>
   void visit(const Visit& look) {
@@ -71,6 +76,7 @@ class StreamDepot {
   std::array<Bin, kSizeClasses> bins_;
   // Bins that chains were put into since the last take_all, so that it passes by the others.
   std::array<std::atomic<std::uint64_t>, kSizeClasses / 64> used_{};
+  alignas(64) std::atomic<std::size_t> held_bytes_{0};  // changed under the bins' locks
 };
 
 }  // namespace limbo

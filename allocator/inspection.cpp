@@ -77,7 +77,8 @@ DeviceStats Allocator::stats(int device) {
 MemoryTotals Allocator::totals(int device) const {
   const DeviceHeap& at = impl_->heap(device);
   const std::lock_guard lock(at.mutex);
-  return {at.counters.level(kBytes), at.counters.level(kReserved)};
+  // The threads go on: a block may be counted where it was freed and not yet where it came from.
+  return {std::max<std::int64_t>(0, at.counters.level(kBytes)), at.counters.level(kReserved)};
 }
 
 void Allocator::reset_peak_stats(int device) {

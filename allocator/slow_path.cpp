@@ -171,6 +171,15 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
     // The hit that was looked for was one of another size.
     if (void* data = take_cached_again(request); data != nullptr) return data;
   }
+  if (at.counters.flow_is_long()) {
+    {
+      const std::lock_guard lock(at.mutex);
+      const CountersChange change(at.counters, own_counters(at));  // ends the window
+    }
+    if (request.pool == nullptr) {
+      if (void* data = take_cached_again(request); data != nullptr) return data;
+    }
+  }
   if (request.pool == nullptr && !sizes::is_large(request.size_bytes) &&
       open_where_others_free(at, request.stream)) {
     if (void* data = take_cached_again(request); data != nullptr) return data;

@@ -59,7 +59,7 @@ DeviceCounters::Row DeviceCounters::total_levels(Metric metric) const noexcept {
 
 void DeviceCounters::begin_change(ThreadCounters* own) noexcept {
   own_ = own;
-  if (own == nullptr || window_is_long()) close_window();
+  if (own == nullptr || window_is_long(*own)) close_window();
   if (own == nullptr) return;
   ++window_changes_;
   if (++turn_changes_ == kTurn) {
@@ -73,9 +73,11 @@ void DeviceCounters::begin_change(ThreadCounters* own) noexcept {
 
 // Whether a window in which some threads have moved must not go on. One thread may move in it for
 // ever: its maxima are those of all.
-bool DeviceCounters::window_is_long() const noexcept {
+bool DeviceCounters::window_is_long(const ThreadCounters& own) const noexcept {
   constexpr std::uint32_t kFew = 4;
-  if (movers_.load(std::memory_order_relaxed) <= 1) return false;
+  if (flow_is_long()) return true;
+  const std::uint32_t joins = own.epoch_.load(std::memory_order_relaxed) != epoch() ? 1 : 0;
+  if (movers_.load(std::memory_order_relaxed) + joins <= 1) return false;
   if (std::max(in_turn_, in_last_turn_) <= kFew) return true;
   return window_changes_ >= kTurn || window_bytes_ >= kWindowBytes;
 }
@@ -84,6 +86,7 @@ void DeviceCounters::close_window() noexcept {
   note_peaks();
   window_changes_ = 0;
   window_bytes_ = 0;
+  flow_bytes_.store(0, std::memory_order_relaxed);
   movers_.store(0, std::memory_order_relaxed);
   epoch_.store(epoch_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }

@@ -16,7 +16,8 @@
 // change: before each as long as they are few, after some of them where many are at work, for the
 // threads' counters have to be fetched from their processors. With one thread the peak is exact. With several
 // their maxima may stem from different moments: it is too high by at most what the other threads'
-// caches may hold, and kWindowBytes.
+// caches may hold, and kWindowBytes. Blocks that go from thread to thread through a depot make no
+// central change: after kWindowBytes of them the next one is made for that alone.
 #pragma once
 
 #include <array>
@@ -202,6 +203,17 @@ class DeviceCounters {
   [[nodiscard]] bool caches_bypassed() const noexcept {
     return bypasses_.load(std::memory_order_relaxed) != 0;
   }
+
+  // Blocks on their way from thread to thread: taken out of a depot in this window. Where it has been
+  // much the depot is not asked until a central change has ended the window: the thread that takes
+  // rises for ever, and its maximum with it.
+  void note_flow(std::size_t bytes) const noexcept {
+    flow_bytes_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool flow_is_long() const noexcept {
+    return flow_bytes_.load(std::memory_order_relaxed) >= kWindowBytes;
+  }
+
   void bypass_caches() noexcept { bypasses_.fetch_add(1, std::memory_order_relaxed); }
   void allow_caches() noexcept { bypasses_.fetch_sub(1, std::memory_order_relaxed); }
 
@@ -266,7 +278,7 @@ class DeviceCounters {
   void subtract_from_heap(Metric metric, bool large, std::size_t by) noexcept;
   void close_window() noexcept;
   void note_peaks() noexcept;
-  [[nodiscard]] bool window_is_long() const noexcept;
+  [[nodiscard]] bool window_is_long(const ThreadCounters& own) const noexcept;
   // Sums over the heap and all threads.
   [[nodiscard]] Row total_ups(Metric metric) const noexcept;
   [[nodiscard]] Row total_levels(Metric metric) const noexcept;
@@ -276,6 +288,7 @@ class DeviceCounters {
   std::atomic<std::uint32_t> bypasses_{0};            // on the same line
   // How many threads have moved in this window. Written by each once a window.
   alignas(128) std::atomic<std::uint32_t> movers_{0};
+  alignas(64) mutable std::atomic<std::int64_t> flow_bytes_{0};
   alignas(64) std::vector<ThreadCounters*> threads_;
   ThreadCounters* own_ = nullptr;     // whom this change is counted with; null: the heap
   std::uint32_t window_changes_ = 0;  // threads' central changes in this window

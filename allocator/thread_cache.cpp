@@ -42,8 +42,10 @@ Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_b
   if (bin.head == nullptr) {
     Chain found = std::exchange(bin.spare, Chain());
     if (found.empty()) {
+      if (of_device_.flow_is_long()) return nullptr;
       found = depot_.take(index);
       if (found.empty()) return nullptr;
+      of_device_.note_flow(found.count * size_bytes);
       *from_depot_bytes += found.count * size_bytes;
       use_bin(index);
     }

@@ -240,6 +240,8 @@ void Allocator::Impl::complete_events(DeviceHeap& at) {
 // recorded before a capture ends.
 void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only, Sync sync) {
   if (capturing(at)) return;
+  // While a capture begins no event is recorded, and what has none would be given up below.
+  { const StreamQuestion settled(device, StreamQuestion::Patient{}); }
   std::uint64_t youngest = 0;
   {
     const std::lock_guard lock(at.mutex);

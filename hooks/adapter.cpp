@@ -174,7 +174,7 @@ void Adapter::delete_block(void* data) noexcept {
 c10::DataPtr Adapter::allocate(std::size_t size_bytes) {
   const StreamRef place = for_torch(current_place);
   void* data = take(size_bytes, place);
-  give_context_once(place.device);
+  if (data != nullptr) give_context_once(place.device);
   return {data, data, &delete_block, cuda_device(place.device)};
 }
 

@@ -29,6 +29,10 @@ void check(const ForwardRequest& request, const Capacities& capacities) {
                                              std::to_string(request.time_limit.count()) + " ms.");
   }
   for (const TimelinePoint& point : request.points) {
+    if (point.number > protocol::kTimelineEnded) {
+      throw Error(ErrorCode::kBadArgument, "It names number " + std::to_string(point.number) +
+                                               " of a timeline, which none ever reaches.");
+    }
     if (point.number == 0 || point.index < capacities.timelines) continue;
     throw Error(ErrorCode::kBadArgument, "It names timeline " + std::to_string(point.index) +
                                              " of " + std::to_string(capacities.timelines) + ".");
@@ -79,6 +83,8 @@ Forwarder* Producer::Impl::find_forwarder(std::uint32_t lease_number) {
 
 std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardRequest& request,
                                       std::list<Forwarder>& spare) {
+  // Before the verdict: a pass may end the export that is held, and what it was made of goes with it.
+  if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
   Lease* lease = find_lease(lease_number);
   if (lease == nullptr || request.held.export_index >= capacities.exports) {
     throw_not_forwarded(ClaimVerdict::kGone);
@@ -93,7 +99,6 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     throw Error(ErrorCode::kBadArgument,
                 "The range to be sent on does not lie in the one that was received.");
   }
-  if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
   const auto index =
       exports.reserve(held.block, request.offset_bytes, request.size_bytes, held.piece_index,
                       bounded(request.time_limit), request.consumers);

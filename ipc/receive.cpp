@@ -81,6 +81,10 @@ ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
     facts.points[index] = point_of(row.point_where[index].load(std::memory_order_relaxed),
                                    row.point_number[index].load(std::memory_order_relaxed));
     if (facts.points[index] != ticket.points[index]) mismatch("its timelines differ");
+    // Timelines end there: a larger number would be waited for for ever.
+    if (facts.points[index].number > protocol::kTimelineEnded) {
+      mismatch("its number is one that no timeline reaches");
+    }
   }
   if (row.first_piece.load(std::memory_order_relaxed) != ticket.piece_index ||
       row.piece_generation.load(std::memory_order_relaxed) != ticket.piece_generation ||

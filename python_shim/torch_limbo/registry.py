@@ -33,7 +33,8 @@ from .errors import LimboError, limbo_errors
 _SEPARATOR = ":"
 
 #: What this process publishes: kept until it is unpublished, since freed memory cannot be acquired.
-_published: dict[str, torch.Tensor] = {}
+# Storages: a tensor may be given another one (``parameter.data = ...``).
+_published: dict[str, torch.UntypedStorage] = {}
 _published_lock = threading.Lock()  # guards _published; nothing is called under it
 
 
@@ -85,7 +86,7 @@ class Registry:
         with _published_lock:
             taken = full_name in _published
             if not taken:
-                _published[full_name] = tensor
+                _published[full_name] = tensor.untyped_storage()
         if taken:
             raise LimboError(
                 "name_taken", f'This process publishes "{full_name}" already. Unpublish it first.'
@@ -111,8 +112,10 @@ class Registry:
         _library.load()
         with limbo_errors():
             was_published = bool(torch.ops.limbo.unpublish(full_name))
-        with _published_lock:
-            kept = _published.pop(full_name, None)
+        kept = None
+        if was_published:  # else another thread may be publishing it just now
+            with _published_lock:
+                kept = _published.pop(full_name, None)
         self._own.discard(full_name)
         del kept  # behind the lock: freeing may call back
         return was_published

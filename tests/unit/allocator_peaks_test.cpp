@@ -88,5 +88,39 @@ TEST_F(AllocatorPeaks, OfManyThreadsAreTooHighByLittle) {
   }
 }
 
+TEST_F(AllocatorPeaks, OfABlockThatTwoThreadsTakeInTurnAreExact) {
+  Worker other;
+  other.run([&] { allocator_.free(allocate(512)); });  // it has counters, and has not moved since
+  allocator_.free(allocate(100 * kMiB));               // too large for a cache
+  allocator_.reset_peak_stats(0);
+  allocator_.free(allocate(100 * kMiB));
+  other.run([&] { allocator_.free(allocate(100 * kMiB)); });
+  EXPECT_EQ(peak(), static_cast<std::int64_t>(100 * kMiB));
+}
+
+// No central change comes by itself where blocks go round from thread to thread.
+TEST_F(AllocatorPeaks, OfAFlowFromThreadToThreadAreTooHighByLittle) {
+  Worker other;
+  std::deque<std::byte*> live;
+  const auto flow = [&](int blocks) {
+    for (int count = 0; count < blocks; count += 100) {
+      for (int i = 0; i < 100; ++i) live.push_back(allocate(4096));
+      if (live.size() < 1000) continue;
+      other.run([&] {
+        for (int i = 0; i < 100; ++i) {
+          allocator_.free(live.front());
+          live.pop_front();
+        }
+      });
+    }
+  };
+  flow(20000);
+  allocator_.reset_peak_stats(0);
+  flow(40000);
+  EXPECT_GE(peak(), std::int64_t{1000} * 4096);
+  EXPECT_LE(peak(), std::int64_t{1000} * 4096 + kWindowBytes + static_cast<std::int64_t>(kMiB));
+  for (std::byte* data : live) allocator_.free(data);
+}
+
 }  // namespace
 }  // namespace limbo::testing

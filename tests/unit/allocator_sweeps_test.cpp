@@ -113,5 +113,33 @@ TEST_F(AllocatorFlows, BesideAnotherThreadSomeMemoryIsTakenBeforeTheDepotIsEmpti
   for (std::byte* data : held) allocator_.free(data);
 }
 
+// Allocations pass the caches by, frees do not.
+TEST_F(AllocatorFlows, WhereAllocationsPassTheDepotByItDoesNotGrow) {
+  Worker other;
+  other.run([&] { allocator_.free(allocate(4096)); });
+  allocator_.free(allocate(4096));
+  const PoolId pool{1, 0};
+  allocator_.begin_allocate_to_pool(0, pool, [](StreamHandle) { return false; });
+  for (int count = 0; count < 50000; ++count) allocator_.free(allocate(4096));
+  EXPECT_LE(reserved(), static_cast<std::int64_t>(4 * kMiB));
+  allocator_.end_allocate_to_pool(0, pool);
+  allocator_.release_pool(0, pool);
+}
+
+// The sizes change: what was left in the depot is used before it has become much.
+TEST_F(AllocatorFlows, OfManySizesLeaveABoundedPartInTheDepot) {
+  Worker other;
+  for (std::size_t size_bytes = 4096; size_bytes <= 64 * 1024; size_bytes += 512) {
+    std::vector<std::byte*> blocks;
+    for (std::size_t bytes = 0; bytes < 4 * kMiB; bytes += size_bytes) {
+      blocks.push_back(allocate(size_bytes));
+    }
+    other.run([&] {
+      for (std::byte* data : blocks) allocator_.free(data);
+    });
+  }
+  EXPECT_LE(reserved(), static_cast<std::int64_t>(32 * kMiB));
+}
+
 }  // namespace
 }  // namespace limbo::testing
