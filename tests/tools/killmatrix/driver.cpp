@@ -229,7 +229,14 @@ void Driver::reap() {
     });
     const auto found = std::find_if(slots_.begin(), slots_.end(),
                                     [&](const Slot& slot) { return slot.pid == info.si_pid; });
-    if (found == slots_.end()) continue;  // somebody's child
+    if (found == slots_.end()) {  // somebody's child; its pid may be anybody's from now on
+      if (info.si_code == CLD_STOPPED) continue;
+      for (const Slot& slot : slots_) {
+        std::int32_t gone = info.si_pid;
+        arena_.slots[slot.plan.slot].fork_child.compare_exchange_strong(gone, 0);
+      }
+      continue;
+    }
     if (info.si_code == CLD_STOPPED) {
       stopped(*found);
     } else {
