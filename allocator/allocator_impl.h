@@ -58,6 +58,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // ---- slow_path.cpp ----
   [[nodiscard]] void* allocate_slow(const Request& asked);
   [[nodiscard]] void* search(const Request& request);
+  [[nodiscard]] void* take_from_depot(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* search_central(const Request& request);
   enum class Fit : std::uint8_t { kClose, kAny };
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
@@ -176,6 +177,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void reclaim_own(DeviceHeap& at);
   // Under the heap's lock.
   [[nodiscard]] static std::size_t unswept_bytes(const DeviceHeap& at) noexcept;
+  [[nodiscard]] std::size_t bytes_in_caches() const;
   [[nodiscard]] bool caches_hold_much(const DeviceHeap& at) const;
   [[nodiscard]] bool may_grow_unswept(DeviceHeap& at, std::size_t segment_bytes) const;
   // The large ones that caches hold.

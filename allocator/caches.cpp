@@ -128,25 +128,27 @@ void Allocator::Impl::reclaim_own(DeviceHeap& at) {
   at.grown_unswept_bytes = 0;
 }
 
-// What a small request may leave in caches and take a segment instead. Threads that live on different
-// sizes would else empty each other's caches again and again: each lacks what another has for a
-// moment.
+// What a small request may leave in caches and take a segment instead. Threads that live on
+// different sizes would else empty each other's caches again and again: each lacks what another has
+// for a moment.
 std::size_t Allocator::Impl::unswept_bytes(const DeviceHeap& at) noexcept {
   constexpr std::size_t kAlways = 8 * sizes::kMiB;
   constexpr std::size_t kNever = 64 * sizes::kMiB;
   return std::clamp(at.reserved_bytes / 8, kAlways, kNever);
 }
 
-bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
-  std::size_t allowed_bytes = 0;
-  {
-    const std::lock_guard lock(at.mutex);
-    allowed_bytes = unswept_bytes(at);
-  }
+// Of all threads.
+std::size_t Allocator::Impl::bytes_in_caches() const {
   const std::lock_guard registry(thread_registry::mutex());
   std::size_t held_bytes = 0;
   for (const ThreadCache* cache : caches) held_bytes += cache->held_bytes();
-  return held_bytes > allowed_bytes;
+  return held_bytes;
+}
+
+bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
+  const std::size_t held_bytes = bytes_in_caches();
+  const std::lock_guard lock(at.mutex);
+  return held_bytes > unswept_bytes(at);
 }
 
 // Whether a small request takes a segment before even the depot and its own thread's cache are
@@ -155,12 +157,11 @@ bool Allocator::Impl::caches_hold_much(const DeviceHeap& at) const {
 // more blocks under way, not other ones. So much between two sweeps, and only beside other threads.
 // Where the caches and the depot hold much already, or allocations pass them by, it would only grow.
 bool Allocator::Impl::may_grow_unswept(DeviceHeap& at, std::size_t segment_bytes) const {
-  std::size_t held_bytes = 0;
   {
     const std::lock_guard registry(thread_registry::mutex());
     if (caches.size() < 2) return false;
-    for (const ThreadCache* cache : caches) held_bytes += cache->held_bytes();
   }
+  std::size_t held_bytes = bytes_in_caches();
   const std::lock_guard lock(at.mutex);
   if (at.counters.caches_bypassed()) return false;
   for (const auto& [stream, depot] : at.depots) held_bytes += depot->held_bytes();

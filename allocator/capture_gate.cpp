@@ -122,8 +122,8 @@ void withdraw(std::uint64_t announcement) noexcept {
     return one.number == announcement;
   });
   if (own == at.all.end()) return;
-  // The others of its stream as well: torch's capture is announced by its allocator too, which is not
-  // told when it fails to begin.
+  // The others of its stream as well: torch's capture is announced by its allocator too, which is
+  // not told when it fails to begin.
   const StreamRef stream = own->stream;
   erase(at, [&](const Announcement& one) { return one.stream == stream; });
 }

@@ -65,6 +65,19 @@ void* Allocator::Impl::search(const Request& request) {
   return search_central(request);
 }
 
+// Where the hit did not ask the depot: too much of it had gone from thread to thread in this window,
+// or this thread has no cache for the stream.
+void* Allocator::Impl::take_from_depot(DeviceHeap& at, const Request& request) {
+  if (request.pool != nullptr || sizes::is_large(request.size_bytes)) return nullptr;
+  if (at.counters.flow_is_long()) {
+    const std::lock_guard lock(at.mutex);
+    const CountersChange change(at.counters, own_counters(at));  // ends the window
+  } else if (!open_where_others_free(at, request.stream)) {
+    return nullptr;
+  }
+  return take_cached_again(request);
+}
+
 void* Allocator::Impl::search_central(const Request& request) {
   DeviceHeap& from = *heaps[static_cast<std::size_t>(request.stream.device)];
   if (request.pool == nullptr && sizes::is_large(request.size_bytes)) {
@@ -171,19 +184,7 @@ void* Allocator::Impl::allocate_slow(const Request& asked) {
     // The hit that was looked for was one of another size.
     if (void* data = take_cached_again(request); data != nullptr) return data;
   }
-  if (at.counters.flow_is_long()) {
-    {
-      const std::lock_guard lock(at.mutex);
-      const CountersChange change(at.counters, own_counters(at));  // ends the window
-    }
-    if (request.pool == nullptr) {
-      if (void* data = take_cached_again(request); data != nullptr) return data;
-    }
-  }
-  if (request.pool == nullptr && !sizes::is_large(request.size_bytes) &&
-      open_where_others_free(at, request.stream)) {
-    if (void* data = take_cached_again(request); data != nullptr) return data;
-  }
+  if (void* data = take_from_depot(at, request)) return data;
   const TraceCall call(at.trace, ContextLevel::kState);
   complete_events(at);
   if (request.pool != nullptr) reuse_in_capture(at, request);

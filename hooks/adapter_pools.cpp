@@ -160,13 +160,14 @@ void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
         if (accepted) capture_gate::begun({device, stream});
         return accepted;
       };
+      // The filter of a capture accepts what is being captured into its graph: nothing yet. (Those
+      // of MemPools accept what their thread, or its stream, allocates.)
       announces = !accepts(current.handle);
     }
-    // The filter of a capture accepts what is being captured into its graph: nothing yet. (Those of
-    // MemPools accept what their thread, or its stream, allocates.) torch begins the capture next,
-    // and says nothing when that fails: the announcement ends by itself then.
     allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts),
                                               current.handle);
+    // torch begins the capture next, and says nothing when that fails: the announcement ends by
+    // itself then.
     if (announces) (void)capture_gate::announce(current);
   });
 }

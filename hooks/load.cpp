@@ -1,6 +1,7 @@
 // What happens when the library is loaded: operators, checks, the collector and a listener for
-// torch's initialisation of CUDA are registered, nothing else. No device is touched and no thread started. Under another minor version of torch, or
-// beside another copy of the library, nothing is registered; limbo_torch_usable then says why.
+// torch's initialisation of CUDA are registered, nothing else. No device is touched and no thread
+// started. Under another minor version of torch, or beside another copy of the library, nothing is
+// registered; limbo_torch_usable then says why.
 #include <cstdio>
 
 #include "hooks/callbacks.h"

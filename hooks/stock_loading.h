@@ -5,8 +5,9 @@
 namespace limbo {
 
 // From now on the step is made when torch initialises CUDA. Takes the place of c10's logger of API
-// usage, of which there is one (a logger that the program has set before is lost; one that it sets later stays); does nothing when CUDA is initialised already, or when torch's own
-// logger was asked for (PYTORCH_API_USAGE_STDERR). Called once, when the library is loaded.
+// usage, of which there is one: a logger that the program has set before is lost, one that it sets
+// later stays. Does nothing when CUDA is initialised already, or when torch's own logger was asked
+// for (PYTORCH_API_USAGE_STDERR). Called once, when the library is loaded.
 void follow_initialization();
 
 }  // namespace limbo
