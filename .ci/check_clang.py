@@ -17,9 +17,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+#: By group (a folder, or a program): the sources' paths, and the options of each.
+Groups = dict[Path, dict[str, list[str]]]
 
 # What of a compile command decides what a source means, with and without a separate value.
 KEPT = ("-D", "-I", "-isystem", "-std=", "-W")
@@ -49,16 +52,23 @@ def refusals(compiler: str, options: list[str], sources: list[str]) -> str:
     return "" if done.returncode == 0 else done.stderr or f"clang++ ended with {done.returncode}\n"
 
 
-def check(compiler: str, sources: dict[str, list[str]]) -> str:
-    """The refusals of sources (path: options) that may stand in one file, except where names of
-    their own collide, which is no error."""
-    names = sorted(sources)
-    said = refusals(compiler, sources[names[0]], names)
-    if not said or len(names) == 1:
+def in_halves(
+    names: list[str], say: Callable[[list[str]], str], collide: Callable[[str], bool]
+) -> str:
+    """What `say` says about sources that may stand in one file, except where names of their own
+    `collide`, which is no error: then about each half."""
+    said = say(names)
+    if len(names) == 1 or not collide(said):
         return said
     half = len(names) // 2
-    parts = (names[:half], names[half:])
-    return "".join(check(compiler, {name: sources[name] for name in part}) for part in parts)
+    return "".join(in_halves(part, say, collide) for part in (names[:half], names[half:]))
+
+
+def check(compiler: str, sources: dict[str, list[str]]) -> str:
+    """The refusals of sources (path: options)."""
+    return in_halves(
+        sorted(sources), lambda names: refusals(compiler, sources[names[0]], names), bool
+    )
 
 
 def sources_of(entry: dict[str, str], build: Path) -> Iterator[Path]:
@@ -71,10 +81,10 @@ def sources_of(entry: dict[str, str], build: Path) -> Iterator[Path]:
         yield from map(Path, re.findall(r'^#include "(.*)"', text, re.MULTILINE))
 
 
-def groups_in(build: Path, root: Path) -> dict[Path, dict[str, list[str]]]:
+def groups_in(build: Path, root: Path) -> Groups:
     """What is checked together: folders, and programs, which have a main each."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    groups: dict[Path, dict[str, list[str]]] = {}
+    groups: Groups = {}
     for entry in entries:
         for source in sources_of(entry, build):
             if source.is_relative_to(root / "build") or not source.is_relative_to(root):
@@ -90,6 +100,25 @@ def jobs() -> int:
     return max(1, min(os.cpu_count() or 1, memory // 2_000_000_000))
 
 
+def report(
+    groups: dict[Path, dict[str, list[str]]],
+    root: Path,
+    check: Callable[[dict[str, list[str]]], str],
+) -> int:
+    """Checks all groups and prints what is said about each; the exit code."""
+    failed = False
+    # The largest first, so that none of them is left alone at the end.
+    order = sorted(groups, key=lambda group: (-len(groups[group]), group))
+    with ThreadPoolExecutor(jobs()) as pool:
+        said_of = pool.map(lambda group: check(groups[group]), order)
+        for group, said in zip(order, said_of, strict=True):
+            print(group.relative_to(root), flush=True)
+            if said:
+                failed = True
+                print(said, file=sys.stderr, end="", flush=True)
+    return 1 if failed else 0
+
+
 def main() -> int:
     if len(sys.argv) not in (2, 3):
         print(__doc__, file=sys.stderr)
@@ -101,18 +130,7 @@ def main() -> int:
     root = Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parent.parent
     root = root.resolve()
     groups = groups_in(Path(sys.argv[1]).resolve(), root)
-    failed = False
-    # The largest first, so that none of them is left alone at the end.
-    order = sorted(groups, key=lambda group: (-len(groups[group]), group))
-    with ThreadPoolExecutor(jobs()) as pool:
-        for group, said in zip(
-            order, pool.map(lambda group: check(compiler, groups[group]), order), strict=True
-        ):
-            print(group.relative_to(root), flush=True)
-            if said:
-                failed = True
-                print(said, file=sys.stderr, end="", flush=True)
-    return 1 if failed else 0
+    return report(groups, root, lambda sources: check(compiler, sources))
 
 
 if __name__ == "__main__":

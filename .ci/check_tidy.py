@@ -14,10 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from check_clang import groups_in, jobs
+from check_clang import groups_in, in_halves, report
 
 FOLDERS = ("allocator", "ipc")
 # The second one is about the file that reads the others.
@@ -47,13 +46,11 @@ def findings(tidy: str, config: Path, options: list[str], sources: list[str]) ->
 
 
 def check(tidy: str, config: Path, sources: dict[str, list[str]]) -> str:
-    names = sorted(sources)
-    said = findings(tidy, config, sources[names[0]], names)
-    if len(names) == 1 or "clang-diagnostic-error" not in said:
-        return said
-    half = len(names) // 2
-    parts = (names[:half], names[half:])
-    return "".join(check(tidy, config, {name: sources[name] for name in part}) for part in parts)
+    return in_halves(
+        sorted(sources),
+        lambda names: findings(tidy, config, sources[names[0]], names),
+        lambda said: "clang-diagnostic-error" in said,
+    )
 
 
 def main() -> int:
@@ -71,16 +68,7 @@ def main() -> int:
         for group, sources in groups_in(Path(sys.argv[1]).resolve(), root).items()
         if group.is_relative_to(root) and group.relative_to(root).parts[0] in FOLDERS
     }
-    failed = False
-    order = sorted(groups, key=lambda group: (-len(groups[group]), group))
-    with ThreadPoolExecutor(jobs()) as pool:
-        said_of = pool.map(lambda group: check(tidy, root / ".clang-tidy", groups[group]), order)
-        for group, said in zip(order, said_of, strict=True):
-            print(group.relative_to(root), flush=True)
-            if said:
-                failed = True
-                print(said, file=sys.stderr, end="", flush=True)
-    return 1 if failed else 0
+    return report(groups, root, lambda sources: check(tidy, root / ".clang-tidy", sources))
 
 
 if __name__ == "__main__":
