@@ -6,6 +6,7 @@
 
 #include <new>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "ipc/protocol/upstream.h"
@@ -209,6 +210,31 @@ TEST_F(Upstream, WhatIsOnItsWayIsNamedDownTheChain) {
   EXPECT_EQ(named_by(three),
             (std::vector{number_of(first, 5), number_of(second, 8), number_of(second, 7)}));
   end({&first, &second, &third});
+}
+
+// The table is over half full, so that what nobody holds any more ends at the next pass: whoever was
+// told that it may send on still finds what the message was made of.
+TEST_F(Upstream, WhatIsGivenBackWhileItIsSentOnIsNamedStill) {
+  Forwarder first(*this), second(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(second.consumer.claim(one, &slot), ClaimVerdict::kStands);
+  std::vector<std::byte*> others;
+  for (std::uint32_t count = 0; count <= small_tables().exports / 2; ++count) {
+    others.push_back(allocate());
+    (void)share(others.back());
+  }
+  set_fail_points("forward.after_note=delay:300");
+  std::thread releasing([&] {
+    EXPECT_TRUE(eventually([] { return fail_point_passed("forward.after_note") != 0; }));
+    second.consumer.release(one);
+  });
+  const ExportTicket two = sent_on(second, one, request_of(one, slot, 7));
+  releasing.join();
+  set_fail_points("");
+  EXPECT_EQ(named_by(two), (std::vector{number_of(first, 5)}));
+  for (std::byte* data : others) allocator_->free(data);
+  end({&first, &second});
 }
 
 TEST_F(Upstream, WhatHasComeIsLeftOut) {
