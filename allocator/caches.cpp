@@ -184,13 +184,17 @@ void Allocator::Impl::bypass_caches(DeviceHeap& at) {
 }
 
 void Allocator::Impl::reclaim_large(DeviceHeap& at) {
+  ThreadCache* const own = thread_cache();
+  // What can fail comes before anything is taken, and the registry lock is kept until all of it is in
+  // the free lists: whoever is about to give up sweeps first, and so waits for it. This thread's own
+  // gate need not be stopped.
+  StoppedGates stopped(
+      *this, [own](const ThreadCache& cache) { return &cache != own && cache.may_hold_large(); });
   ChainList all;
-  if (ThreadCache* own = thread_cache(); own != nullptr && own->may_hold_large()) {
-    // Without stopping anybody. Where this thread's own gate is stopped, the other way follows.
-    const GateVisit visit(own->gate());
+  if (own != nullptr && own->may_hold_large()) {
+    const GateVisit visit(own->gate());  // which nobody else can have stopped
     if (visit) own->take_large(at.device, all);
   }
-  StoppedGates stopped(*this, [](const ThreadCache& cache) { return cache.may_hold_large(); });
   for (ThreadCache* cache : stopped.caches()) cache->take_large(at.device, all);
   stopped.reopen();
   if (all.empty()) return;

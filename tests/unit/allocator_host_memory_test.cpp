@@ -3,12 +3,14 @@
 // calls makes is made to fail once.
 #include <functional>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "allocator/options.h"
 #include "allocator/provider_foreign.h"
 #include "tests/unit/allocator_support.h"
 #include "tests/unit/short_host_memory.h"
+#include "tests/unit/worker.h"
 
 namespace limbo::testing {
 namespace {
@@ -105,6 +107,28 @@ TEST_F(AllocatorHostMemory, BlocksAreCutAndMerged) {
     course.step([&] { course.allocator.empty_cache(); });
     course.allocate(7 * kMiB);
     course.allocate(512);
+    course.free_all();
+  });
+}
+
+// A large request merges the large blocks of all caches: this thread's, and those of one that rests.
+TEST_F(AllocatorHostMemory, LargeBlocksOfSeveralCachesAreMerged) {
+  fail_each([](Course& course) {
+    course.allocate(24 * kMiB);
+    course.free_all();  // makes the cache
+    course.allocate(24 * kMiB);
+    std::optional<Worker> other;
+    {
+      const PlentyOfHostMemory plenty;
+      other.emplace();
+      other->run([&] {
+        for (int count = 0; count < 2; ++count) {
+          course.allocator.free(course.allocator.allocate(2 * kMiB, course.home));
+        }
+      });
+    }
+    course.free_all();
+    course.allocate(7 * kMiB);
     course.free_all();
   });
 }

@@ -1,9 +1,18 @@
 // Many threads: caches swept from outside, threads that end, wrong frees at once, misses at once.
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <barrier>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <string>
 #include <thread>
 
 #include "allocator/gate.h"
+#include "allocator/thread_registry.h"
 #include "tests/support/eventually.h"
 #include "tests/unit/allocator_support.h"
 
@@ -199,6 +208,64 @@ TEST_F(AllocatorThreads, MissesAtOnceDoNotFailSpuriously) {
     }
   });
   EXPECT_EQ(failures, 0);
+}
+
+// Puts the calling thread on one processor, which `unhurried` shares: that one runs there only while
+// the caller sleeps.
+class OneProcessor {
+ public:
+  explicit OneProcessor(std::thread& unhurried) {
+    ::sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    CPU_SET(::sched_getcpu(), &here);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof here, &here), 0);
+    EXPECT_EQ(::pthread_setaffinity_np(unhurried.native_handle(), sizeof here, &here), 0);
+    const sched_param no_priority{};
+    EXPECT_EQ(::pthread_setschedparam(unhurried.native_handle(), SCHED_IDLE, &no_priority), 0);
+  }
+  ~OneProcessor() { ::sched_setaffinity(0, sizeof before_, &before_); }
+  OneProcessor(const OneProcessor&) = delete;
+  OneProcessor& operator=(const OneProcessor&) = delete;
+
+ private:
+  cpu_set_t before_{};
+};
+
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && text.compare(name_end, 3, ") S") == 0;
+}
+
+// One thread is about to merge what its cache holds, and gets no further for a while. What it has is
+// free memory all the time: the other must not fail for want of it.
+TEST_F(AllocatorThreads, WhatAThreadTakesFromItsCacheIsMissedByNobody) {
+  std::byte* mine = allocate(20 * kMiB);
+  std::atomic<pid_t> merging{0};
+  std::barrier ready(2);
+  std::thread merges([&] {
+    for (int count = 0; count < 2; ++count)
+      allocator_.free(allocate(40 * kMiB));  // then it is cached
+    ready.arrive_and_wait();
+    ready.arrive_and_wait();
+    merging = ::gettid();
+    allocator_.free(allocate(30 * kMiB));
+  });
+  ready.arrive_and_wait();
+  {
+    const OneProcessor one(merges);
+    std::unique_lock registry(thread_registry::mutex());
+    ready.arrive_and_wait();
+    EXPECT_TRUE(eventually([&] { return merging != 0 && sleeps(merging); }));
+    registry.unlock();
+    std::byte* data = nullptr;
+    EXPECT_NO_THROW(data = allocate(10 * kMiB));
+    allocator_.free(data);
+  }
+  merges.join();
+  allocator_.free(mine);
 }
 
 TEST_F(AllocatorThreads, SeveralThreadsRunCallbacksAtOnce) {
