@@ -141,6 +141,8 @@ class OneContextTest : public ::testing::Test {
     sender_.emplace(on_two_gpus());
     reader_.emplace(on_two_gpus());
     sender_->allocate("b", kMiB, 1);
+    // Not later: it waits for the second GPU, whose streams wait for the first one's by then.
+    reader_->call("prepare_to_lose 1");
   }
   // Received on one, and used on the default stream of the other.
   void receive(const std::string& name, int device = 0) {

@@ -7,7 +7,6 @@
 #include "allocator/error.h"
 #include "ipc/sharing.h"
 #include "tests/support/eventually.h"
-#include "tests/support/test_kernels.h"
 
 namespace limbo::testing {
 namespace {
@@ -27,20 +26,24 @@ std::uint64_t mapped_by_others() {
   return pieces;
 }
 
+}  // namespace
+
+void PeerGraphs::prepare_to_lose(int device) {
+  if (!kernels_) kernels_ = make_test_kernels(process_allocator().device());
+  if (prepared_.insert(device).second) kernels_->prepare(device);
+}
+
 // By an access to what is not mapped.
-bool lose_context(StreamRef stream) {
+bool PeerGraphs::lose_context(StreamRef stream) {
   Device& device = process_allocator().device();
-  const auto kernels = make_test_kernels(device);
-  kernels->prepare(stream.device);
+  prepare_to_lose(stream.device);
   try {
-    kernels->write_for(stream, reinterpret_cast<void*>(0x1000), 1, 16, {});
+    kernels_->write_for(stream, reinterpret_cast<void*>(0x1000), 1, 16, {});
   } catch (const Error&) {
     // The simulated device refuses it at once.
   }
   return eventually([&] { return device.is_lost(stream.device); });
 }
-
-}  // namespace
 
 void PeerGraphs::begin_during(const std::string& kind, const std::function<void()>& cause,
                               StreamRef stream) {
@@ -74,6 +77,8 @@ std::optional<std::string> PeerGraphs::run(const std::string& command, std::istr
     captured_.erase(word);
   } else if (command == "hold_stream") {
     static_cast<void>(as_sim(process_allocator().device()).hold_stream(stream));
+  } else if (command == "prepare_to_lose") {
+    prepare_to_lose(std::stoi(word));
   } else if (command == "lose_context") {
     // On the stream, or on another device's default stream.
     return lose_context(word.empty() ? stream : StreamRef{std::stoi(word), nullptr}) ? "1" : "0";

@@ -5,11 +5,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 
 #include "allocator/capture_gate.h"
 #include "tests/support/test_graphs.h"
+#include "tests/support/test_kernels.h"
 
 namespace limbo::testing {
 
@@ -24,10 +26,17 @@ class PeerGraphs {
 
  private:
   TestGraphs& graphs();
+  // Loads what loses the device's context. Waits for the device: also for what others do that its
+  // streams wait for.
+  void prepare_to_lose(int device);
+  // False: the context is still there.
+  bool lose_context(StreamRef stream);
 
   std::unique_ptr<TestGraphs> graphs_;
   std::map<std::string, std::unique_ptr<TestGraph>> captured_;
   std::optional<BeginningCapture> announced_;
+  std::unique_ptr<TestKernels> kernels_;
+  std::set<int> prepared_;
 };
 
 }  // namespace limbo::testing
