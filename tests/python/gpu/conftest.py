@@ -28,6 +28,18 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_report_teststatus(
+    report: pytest.TestReport, config: pytest.Config
+) -> tuple[str, str, str] | None:
+    """Most of a test is the start of processes, which takes as long as the machine is busy: with
+    -v every line says how long it took, also where the run is ended before its summary."""
+    if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
+        return None
+    if config.get_verbosity() < 1:
+        return None
+    return report.outcome, ".", f"PASSED ({report.duration:.1f} s)"
+
+
 @pytest.fixture(autouse=True)
 def _needs_gpu() -> None:
     reason = why_no_gpu()

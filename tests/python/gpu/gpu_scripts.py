@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RESULT = "RESULT "
+STACKS_S = 5.0
 
 
 @functools.cache
@@ -35,6 +38,17 @@ torch.ones(1, device="cuda")
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
+def _stop(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End a script and its children, after all have said where they stand; what they printed."""
+    os.killpg(process.pid, signal.SIGABRT)  # Python's fault handler prints the stacks
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STACKS_S)
+    time.sleep(1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()
+
+
 def run_script(
     name: str, *arguments: str, timeout: float = 100, **environment: str
 ) -> dict[str, Any]:
@@ -42,7 +56,7 @@ def run_script(
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, str(SCRIPTS / name), *arguments],
-        env={**os.environ, "LIMBO_DEVICE": "cuda", **environment},
+        env={**os.environ, "LIMBO_DEVICE": "cuda", "PYTHONFAULTHANDLER": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -51,8 +65,7 @@ def run_script(
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)  # its consumers too
-        output, errors = process.communicate()
+        output, errors = _stop(process)
         errors += f"\n{name} was still running after {timeout} s and was killed"
     seconds = time.monotonic() - start
     print(f"{name} {' '.join(arguments)}: {seconds:.1f} s, exit code {process.returncode}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import report
+from common import next_of, report, run
 
 STEPS = 20
 ROWS = 32
@@ -68,7 +67,7 @@ def main() -> int:
         processes = [context.Process(target=work, args=(rank, folder, answers)) for rank in (0, 1)]
         for process in processes:
             process.start()
-        results = sorted(answers.get() for _ in processes)
+        results = sorted(next_of(answers, processes) for _ in processes)
         for process in processes:
             process.join(60)
     alone = model().to("cuda:0")
@@ -90,4 +89,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

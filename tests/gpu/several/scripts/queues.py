@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import report, wait_until
+from common import report, run, wait_until
 
 COUNT = 200
 
@@ -69,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import descriptors, report, wait_for_empty_limbo
+from common import descriptors, report, run, wait_for_empty_limbo
 
 ROUNDS = 50
 EARLY = 9  # the round from which on nothing may grow
@@ -124,4 +124,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import report, wait_for_empty_limbo
+from common import report, run, wait_for_empty_limbo
 
 ELEMENTS = 1024
 TENSORS = 3000
@@ -77,6 +77,7 @@ def main() -> int:
         target=consume, args=(queue, theirs, sys.argv[1], "silent" in sys.argv)
     )
     consumer.start()
+    theirs.close()
     tensors = [torch.full((ELEMENTS,), 3, dtype=torch.int32, device="cuda") for _ in range(TENSORS)]
     queue.put(tensors)
     if not ours.poll(90):
@@ -91,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

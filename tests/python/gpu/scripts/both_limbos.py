@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import report, wait_until
+from common import report, run, wait_until
 
 ELEMENTS = 1 << 20  # 4 MiB
 
@@ -15,6 +14,7 @@ ELEMENTS = 1 << 20  # 4 MiB
 def consume(pipe: Any) -> None:
     import torch_limbo
 
+    torch.cuda.init()  # what is below torch.multiprocessing asks for it, and crashes without
     shared, message = pipe.recv()
     stock = torch.UntypedStorage._new_shared_cuda(*shared)
     lent = torch_limbo.receive(message)
@@ -40,6 +40,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(theirs,))
     consumer.start()
+    theirs.close()
     torch.cuda.init()
     before = use()
     by_torch = torch.zeros(ELEMENTS, device="cuda")
@@ -70,4 +71,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

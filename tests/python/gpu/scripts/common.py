@@ -1,14 +1,16 @@
-"""What the scripts share: results as one JSON line, waiting for conditions, balances."""
+"""What the scripts share: their end, results as one JSON line, waiting for conditions, balances."""
 
 from __future__ import annotations
 
 import gc
 import json
+import multiprocessing.process
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 RESULT = "RESULT "
 
@@ -23,6 +25,27 @@ def note(*words: object) -> None:
     print(f"[{time.monotonic():.3f} pid {os.getpid()}]", *words, file=sys.stderr, flush=True)
 
 
+def run(main: Callable[[], int]) -> NoReturn:
+    """End the script as main() ends. An error is told at once, with what became of the children:
+    multiprocessing would wait for them first, and they for this process."""
+    started = time.monotonic()
+    children = multiprocessing.process._children  # type: ignore[attr-defined]
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+        for child in list(children):
+            note(f"child {child.pid}: exit code {child.exitcode} (None: it still runs)")
+            child.kill()
+        sys.stdout.flush()
+        os._exit(1)
+    for child in multiprocessing.active_children():
+        note(f"child {child.pid} still runs, and is killed")
+        child.kill()
+    note(f"main() took {time.monotonic() - started:.1f} s")
+    sys.exit(code)
+
+
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
     """Poll until the condition holds; the seconds it took. TimeoutError names what was awaited."""
     start = time.monotonic()
@@ -31,6 +54,20 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> floa
             raise TimeoutError(f"after {seconds} s: {what}")
         time.sleep(0.0005)
     return time.monotonic() - start
+
+
+def next_of(queue: Any, senders: Iterable[Any], seconds: float = 60.0) -> Any:
+    """The next thing that comes through a queue; RuntimeError as soon as one of the processes that
+    send has failed."""
+
+    def has_come() -> bool:
+        for sender in senders:
+            if sender.exitcode not in (None, 0):
+                raise RuntimeError(f"process {sender.pid} failed: exit code {sender.exitcode}")
+        return not queue.empty()
+
+    wait_until(has_come, seconds, "nothing came through the queue")
+    return queue.get()
 
 
 def limbo_blocks() -> int:

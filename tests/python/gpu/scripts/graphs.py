@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import limbo_blocks, report, wait_for_empty_limbo
+from common import limbo_blocks, report, run, wait_for_empty_limbo
 
 ELEMENTS = 1 << 20
 REPLAYS = 20
@@ -57,6 +57,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(queue, theirs, sys.argv[1]))
     consumer.start()
+    theirs.close()
     tensor = torch.full((ELEMENTS,), 3, dtype=torch.int32, device="cuda")
     queue.put(tensor)
     if not ours.poll(90):
@@ -82,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

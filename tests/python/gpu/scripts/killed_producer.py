@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import note, report, wait_until
+from common import note, report, run, wait_until
 
 WORDS = 4 * 1024 * 1024
 VALUE = 1234567
@@ -93,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import limbo_blocks, memory_use, note, report, wait_for_empty_limbo, wait_until
+from common import limbo_blocks, memory_use, note, report, run, wait_for_empty_limbo, wait_until
 
 WORDS = 16 * 1024 * 1024  # 64 MiB of int32
 CANARY = 0x5EED5EED
@@ -134,4 +134,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

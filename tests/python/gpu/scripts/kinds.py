@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, note, report, wait_for_empty_limbo
+from common import memory_use, note, report, run, wait_for_empty_limbo
 
 warnings.filterwarnings("ignore", message=".*(Sparse|prototype|TypedStorage|legacy).*")
 
@@ -148,6 +147,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(queue, theirs))
     consumer.start()
+    theirs.close()
     assert ours.recv() == "ready"
     failures = []
 
@@ -191,4 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

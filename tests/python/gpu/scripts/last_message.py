@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import descriptors, report, wait_until
+from common import descriptors, report, run, wait_until
 
 CHILDREN = 4
 
@@ -57,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

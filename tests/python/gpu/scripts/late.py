@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from common import report
+from common import report, run
 
 
 def initialised_only() -> int:
@@ -37,4 +37,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
-from common import report
+from common import report, run
 
 
 def attempt(size_bytes: int) -> tuple[str, str]:
@@ -50,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

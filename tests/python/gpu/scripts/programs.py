@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import sys
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
 import torch.utils.data
-from common import memory_use, note, report, wait_for_empty_limbo
+from common import memory_use, next_of, note, report, run, wait_for_empty_limbo
 
 WAIT_S = 60
 
@@ -82,7 +81,7 @@ def spawned(context: Any) -> bool:
     children = mp.start_processes(
         fill, args=(rows, queue), nprocs=2, join=False, start_method="forkserver"
     )
-    back = [queue.get() for _ in range(2)]
+    back = [next_of(queue, children.processes) for _ in range(2)]
     same = all(row.untyped_storage().data_ptr() == rows.data_ptr() for row in back)
     while not children.join():
         pass
@@ -108,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,13 +5,12 @@ The consumer does not install Limbo: it receives under torch's own allocator, wh
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import descriptors, memory_use, note, report, wait_for_empty_limbo
+from common import descriptors, memory_use, note, report, run, wait_for_empty_limbo
 
 COUNT = 1000
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
@@ -93,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

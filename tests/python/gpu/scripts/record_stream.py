@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import limbo_blocks, note, report, wait_for_empty_limbo, wait_until
+from common import limbo_blocks, note, report, run, wait_for_empty_limbo, wait_until
 
 ELEMENTS = 1 << 20
 WORK_SECONDS = 0.8
@@ -55,6 +55,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(queue, theirs, sys.argv[1]))
     consumer.start()
+    theirs.close()
     tensor = torch.full((ELEMENTS,), 3, dtype=torch.int32, device="cuda")
     queue.put(tensor)
     if not ours.poll(90):
@@ -84,4 +85,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, report, wait_for_empty_limbo, wait_until
+from common import memory_use, report, run, wait_for_empty_limbo, wait_until
 
 SPACE = "gpu-test"
 ELEMENTS = 1 << 20
@@ -35,6 +34,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(theirs,))
     consumer.start()
+    theirs.close()
     registry = torch_limbo.Registry(SPACE)
     torch.cuda.init()
     before = memory_use()
@@ -80,4 +80,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

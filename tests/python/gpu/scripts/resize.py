@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import report, wait_for_empty_limbo
+from common import report, run, wait_for_empty_limbo
 
 ELEMENTS = 1024
 
@@ -73,4 +72,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

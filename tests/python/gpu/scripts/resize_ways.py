@@ -6,14 +6,13 @@ torch's values. Of own memory: the same as under torch alone, before torch_limbo
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import report, wait_for_empty_limbo
+from common import report, run, wait_for_empty_limbo
 
 warnings.filterwarnings("ignore", message=".*resized.*")
 
@@ -172,6 +171,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(theirs,))
     consumer.start()
+    theirs.close()
     tensor = torch.zeros(ELEMENTS, device="cuda")
     beside = torch.full((64 * ELEMENTS,), 7.0, device="cuda")  # nobody may write here
     here = own_memory()  # under Limbo
@@ -197,4 +197,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, report, wait_for_empty_limbo
+from common import memory_use, report, run, wait_for_empty_limbo
 
 
 def samples() -> dict[str, torch.Tensor]:
@@ -71,6 +70,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(queue, theirs))
     consumer.start()
+    theirs.close()
     failures = []
 
     def one_round() -> None:
@@ -164,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

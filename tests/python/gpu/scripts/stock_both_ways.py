@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, note, report, wait_until
+from common import memory_use, note, report, run, wait_until
 
 ELEMENTS = 1000
 LARGE = 8 << 20  # in a segment of its own
@@ -196,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

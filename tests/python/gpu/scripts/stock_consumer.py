@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import report, wait_for_empty_limbo
+from common import report, run, wait_for_empty_limbo
 
 
 def consume(queue: Any, answers: Any) -> None:
@@ -52,4 +52,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, report, wait_for_empty_limbo, wait_until
+from common import memory_use, next_of, report, run, wait_for_empty_limbo, wait_until
 
 
 def load() -> None:
@@ -57,12 +57,13 @@ def main() -> int:
     ours, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(queue, theirs))
     consumer.start()
+    theirs.close()
     tensor = torch.zeros(5, 5, device="cuda")
     before = memory_use()
     queue.put([tensor, tensor[:, 1]])
     sums, one_storage, backend, allocated = ours.recv()
     written = float(tensor.sum())
-    first, second = queue.get(), queue.get()
+    first, second = next_of(queue, [consumer]), next_of(queue, [consumer])
     twice = first.untyped_storage()._cdata == second.untyped_storage()._cdata
     received = [float(first.sum()), float(second.sum())]
     del first, second
@@ -89,4 +90,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,7 +11,7 @@ import sys
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from common import report
+from common import report, run
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 STEPS = 20
@@ -90,4 +90,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
 import torch.multiprocessing.reductions as reductions
-from common import memory_use, report, wait_for_empty_limbo
+from common import memory_use, report, run, wait_for_empty_limbo
 
 READERS = 8
 WAIT_S = 90.0
@@ -77,6 +76,7 @@ def main() -> int:
         ours, theirs = context.Pipe()
         readers.append(context.Process(target=read, args=(rank, theirs)))
         readers[-1].start()
+        theirs.close()
         pipes.append(ours)
 
     def hear(pipe: Any) -> Any:
@@ -147,4 +147,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import memory_use, note, report, wait_for_empty_limbo
+from common import memory_use, note, report, run, wait_for_empty_limbo
 from torch.multiprocessing.reductions import reduce_tensor
 
 SYNCS = 50
@@ -99,6 +99,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     engine = context.Process(target=consume, args=(theirs, way))
     engine.start()
+    theirs.close()
     weights = model()
     model_bytes = memory_use()["allocated"]
     torch.cuda.reset_peak_memory_stats()
@@ -131,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
