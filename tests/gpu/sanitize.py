@@ -24,8 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOUND_SOMETHING = 86
 SKIPPED = 77
-#: What fits the CUDA runtime that torch 2.11 brings, which lacks it.
-PACKAGE = "nvidia-cuda-sanitizer-api==13.0.85"
+#: For the major version of CUDA that torch 2.11 brings, which lacks it. (In the package of its own
+#: release, 13.0.85, a program that compute-sanitizer starts is missing.)
+PACKAGE = "nvidia-cuda-sanitizer-api==13.5.25"
 
 #: Without those that fill the device to its end, compile, or start processes of their own.
 PYTHON_SUITES = (
