@@ -28,7 +28,7 @@ for step in range(10):
     loss.backward()
     optimizer.step()
     losses.append(float(loss))
-copies = torch.cuda.comm.broadcast(batch, [0, 1])
+copies = torch.nn.parallel.comm.broadcast(batch, [0, 1])
 report(
     devices=[part.device.index for part in parts],
     gathered=bool((gathered == batch).all()),
