@@ -62,7 +62,8 @@ def allocator(_needs_gpu: None, request: pytest.FixtureRequest) -> Iterator[None
     if not request.node.stash.get(_passed, False):
         return  # the tensors of a failed test are kept by its traceback
     contract.settle()
-    assert contract.memory_use() == before, "the test leaves memory behind"
+    after = contract.memory_use()
+    assert after == before, f"the test leaves memory behind: {contract.what_is_there()}"
 
 
 @pytest.fixture
@@ -73,4 +74,5 @@ def no_private_memory_is_left(allocator: None) -> Iterator[None]:  # noqa: ARG00
     before = len(contract.private_segments())
     yield
     contract.settle()
-    assert len(contract.private_segments()) == before
+    after = len(contract.private_segments())
+    assert after == before, f"private pools keep segments: {contract.what_is_there()}"

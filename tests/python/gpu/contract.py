@@ -154,6 +154,15 @@ def private_segments() -> list[dict[str, Any]]:
     return [each for each in segments() if tuple(each["segment_pool_id"]) != DEFAULT_POOL]
 
 
+def what_is_there() -> list[str]:
+    """Every segment in a line: for whoever asks why a test leaves memory behind."""
+    return [
+        f"pool {tuple(segment['segment_pool_id'])}, stream {segment['stream']:#x}: "
+        + ", ".join(f"{block['size']} {block['state']}" for block in segment["blocks"])
+        for segment in segments()
+    ]
+
+
 def blocks(pool: PoolId | None = None) -> list[dict[str, Any]]:
     """All blocks, each with its address, in the order of the snapshot."""
     found = []

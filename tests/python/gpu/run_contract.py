@@ -63,7 +63,8 @@ def collect(files: list[str], expression: str) -> list[str]:
 def run_some(names: list[str], native: bool, log: Path) -> Outcomes:
     """One process for these tests, as far as it comes; its output is added to `log`."""
     process = subprocess.Popen(
-        pytest_command("-v", "-rfE", "--tb=short", f"--timeout={TEST_SECONDS}", *names),
+        # -vv: why a test failed stands whole in the summary.
+        pytest_command("-vv", "-rfE", "--tb=short", f"--timeout={TEST_SECONDS}", *names),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("no_private_memory_is_left")
 
 
 @pytest.fixture
-def compiling() -> Iterator[None]:
+def compiling(no_private_memory_is_left: None) -> Iterator[None]:  # noqa: ARG001
+    """What is compiled keeps its graphs and their memory until the end of this; what is left is
+    looked at after it."""
     missing = have_compiler()
     if missing:
         pytest.skip(missing)
