@@ -185,13 +185,16 @@ TEST_F(OneContextTest, WhatWasReleasedComesBackBehindTheOtherGpusWork) {
   // A GPU takes a second or two to find and to end what lost a context.
   const milliseconds duration(on_simulated_device() ? 1000 : 6000);
   const auto begin = std::chrono::steady_clock::now();
+  const auto since = [&] { return std::chrono::steady_clock::now() - begin; };
   reader_->write_for("r0", 2, duration);
   for (const char* name : {"r0", "r1"}) reader_->drop(name);
   ASSERT_TRUE(reader_->lose_context(1));
+  const auto lost_after = since();
   EXPECT_TRUE(sender_->becomes("in_flight", 0));
   for (const std::int64_t fewer : {1, 0}) {
     const bool came_back = sender_->becomes("held_claims", fewer, milliseconds(150));
-    ASSERT_LT(std::chrono::steady_clock::now() - begin, duration) << "the write has ended before";
+    ASSERT_LT(since(), duration) << "the write has ended before; the loss was seen after "
+                                 << lost_after.count() / 1'000'000 << " ms";
     EXPECT_FALSE(came_back);
   }
   expect_all_back();
