@@ -168,18 +168,33 @@ int wrong_bytes_of_copy(bool there, bool peer_access) {
   return wrong;
 }
 
+// What the runtime answers to a change of what one GPU reaches of the other, which changes nothing if
+// all is as the test expects it.
+std::string answer(bool from_first, cudaError_t (*change)(int peer)) {
+  const c10::cuda::CUDAGuard guard(from_first ? 0 : 1);
+  const cudaError_t result = change(from_first ? 1 : 0);
+  (void)cudaGetLastError();
+  return cudaGetErrorName(result);
+}
+
 LIMBO_CHILD_ROLE(copy_between_gpus) {
   begin_on_the_first();
   for (const bool there : {true, false}) {
     child.send("wrong " + std::to_string(wrong_bytes_of_copy(there, false)));
   }
   check("SetDevice", c10::cuda::SetDevice(0));
+  for (const bool first : {true, false}) {
+    child.send(answer(first, [](int peer) { return cudaDeviceDisablePeerAccess(peer); }));
+  }
   for (int i = 0; i < 2; ++i) {  // a second time is no error, and leaves none behind
     torch_cuda::enablePeerAccess(0, 1);
     torch_cuda::enablePeerAccess(1, 0);
   }
   child.send(std::string("last error: ") + cudaGetErrorString(cudaGetLastError()));
   child.send(std::to_string(c10::cuda::current_device()));
+  for (const bool first : {true, false}) {
+    child.send(answer(first, [](int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }));
+  }
   for (const bool there : {true, false}) {
     child.send("wrong " + std::to_string(wrong_bytes_of_copy(there, true)));
   }
@@ -276,8 +291,10 @@ TEST_F(SeveralGpusTest, ThreadsThatSwitchOnEveryCallGetMemoryOfTheirGpu) {
 TEST_F(SeveralGpusTest, CopiesGoBothWaysWithAndWithoutPeerAccess) {
   ChildProcess child("copy_between_gpus");
   for (int i = 0; i < 2; ++i) child.expect("wrong 0");
+  for (int i = 0; i < 2; ++i) child.expect("cudaErrorPeerAccessNotEnabled");
   child.expect("last error: no error");
   child.expect("0");
+  for (int i = 0; i < 2; ++i) child.expect("cudaErrorPeerAccessAlreadyEnabled");
   for (int i = 0; i < 2; ++i) child.expect("wrong 0");
   child.finish();
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
 import time
 
@@ -13,8 +15,16 @@ MIB = 1 << 20
 #: What this process holds, by the name that the test gave it.
 HELD: dict[str, torch.Tensor] = {}
 
+#: Pinned: while it is 0, the stream of make_gated() stands still.
+_gate: torch.Tensor | None = None
+
 #: About 50 ms on a GPU of 2 GHz.
 SOME_CYCLES = 100_000_000
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def begin() -> None:
@@ -53,6 +63,44 @@ def make(name: str, value: int, mib: int = 4, device: int = 0, late: bool = Fals
             HELD[name].fill_(value)
         else:
             HELD[name] = torch.full(shape, value, dtype=torch.int32, device=f"cuda:{device}")
+        return torch_limbo.share(HELD[name])
+
+
+def make_gated(name: str, value: int, device: int = 0) -> bytes:
+    """A tensor of zeros and a message that lends it; `value` is written when open_gate() is called,
+    and the stream's work stands still until then."""
+    global _gate
+    with torch.cuda.device(device):
+        HELD[name] = torch.zeros(MIB, dtype=torch.int32, device=f"cuda:{device}")
+        _gate = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        address = ctypes.c_uint64(_gate.data_ptr())
+        at_least_one = (ctypes.c_uint32(1), ctypes.c_uint(0))
+        result = _driver().cuStreamWaitValue32_v2(stream, address, *at_least_one)
+        assert result == 0, f"cuStreamWaitValue32: {result}"
+        HELD[name].fill_(value)
+        return torch_limbo.share(HELD[name])
+
+
+def open_gate() -> None:
+    """Called again, or where there is none, it does nothing."""
+    if _gate is not None:
+        _gate[0] = 1
+
+
+def open_unread(name: str, message: bytes, device: int | None = None) -> tuple[int, bool]:
+    """Open a message and do not look at the values; the device, and whether its current stream
+    waits for somebody."""
+    HELD[name] = torch_limbo.receive(message, device)
+    index = HELD[name].device.index
+    return index, not torch.cuda.current_stream(index).query()
+
+
+def send_on(name: str, added: int = 0) -> bytes:
+    """The message, after adding."""
+    with torch.cuda.device(HELD[name].device):
+        if added:
+            HELD[name].add_(added)
         return torch_limbo.share(HELD[name])
 
 
@@ -96,6 +144,18 @@ def address(name: str) -> int:
     return HELD[name].data_ptr()
 
 
+def device_by_driver(name: str) -> int:
+    """The GPU that the tensor's address belongs to, as the driver knows it: of a mapping the one
+    that it was made for, whichever GPU the memory is on."""
+    device = ctypes.c_int(-1)
+    ordinal = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    result = _driver().cuPointerGetAttribute(
+        ctypes.byref(device), ctypes.c_int(ordinal), ctypes.c_uint64(address(name))
+    )
+    assert result == 0, f"cuPointerGetAttribute: {result}"
+    return device.value
+
+
 def drop(*names: str) -> None:
     for name in names:
         del HELD[name]
@@ -120,6 +180,11 @@ def all_is_back(seconds: float = 20.0) -> dict[str, int]:
         if not any(left.values()) or time.monotonic() > end:
             return left
         time.sleep(0.002)
+
+
+def in_limbo() -> int:
+    torch_limbo.collect()
+    return int(torch_limbo.stats()["limbo_blocks"])
 
 
 def mapped_pieces() -> int:

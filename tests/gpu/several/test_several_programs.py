@@ -74,6 +74,11 @@ def test_weights_handed_over_fifty_times(way: str) -> None:
         assert late["allocated"] == early["allocated"], process
         assert late["reserved"] == early["reserved"], process
         assert late["descriptors"] <= early["descriptors"], process
+        assert late["free"] + result["bucket_bytes"] >= early["free"], process
+    assert [each["pieces_mapped"] for each in result["trainer"]] == [0, 0]
+    # Which of the trainer's segments a round takes is chance; no more than it has are mapped.
+    for use in result["server"]:
+        assert 0 < use["pieces_mapped"] <= result["trainers_segments"]
     assert result["left"]["limbo_blocks"] == 0
     assert result["left"]["in_flight"] == 0
     assert result["exit"] == 0

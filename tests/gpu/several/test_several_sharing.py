@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import several_remote as remote
 from peer import Peer
 
@@ -30,6 +31,7 @@ def test_a_message_is_opened_on_a_named_gpu(process_that_sees: Start) -> None:
     message = owner.call(remote.make, "lent", 40)
     # GPU 1 of the machine, over the link to the owner's.
     assert reader.call(remote.receive, "got", message, 0) == (0, 40, 40)
+    assert reader.call(remote.device_by_driver, "got") == 0, "mapped for the owner's GPU"
     reader.call(remote.fill, "got", 7)
     assert owner.call(remote.values, "lent") == (7, 7)
     reader.call(remote.drop, "got")
@@ -54,19 +56,27 @@ def test_a_gpu_that_is_not_visible_is_reached_over_the_link(process_that_sees: S
     assert owner.call(remote.all_is_back) == NOTHING
 
 
-def test_one_message_on_both_gpus_of_a_process(process_that_sees: Start) -> None:
+@pytest.mark.parametrize("opened", [(0, 1), (1, 0)], ids=["here first", "there first"])
+@pytest.mark.parametrize("dropped", [(0, 1), (1, 0)], ids=["here back first", "there back first"])
+def test_one_message_on_both_gpus_of_a_process(
+    process_that_sees: Start, opened: tuple[int, int], dropped: tuple[int, int]
+) -> None:
     owner, reader = process_that_sees("0,1"), process_that_sees("0,1")
+    on = ("on 0", "on 1")
     message = owner.call(remote.make, "lent", 40, 32)
-    assert reader.call(remote.receive, "here", message, 0) == (0, 40, 40)
-    assert reader.call(remote.receive, "there", message, 1) == (1, 40, 40)
-    assert reader.call(remote.address, "here") != reader.call(remote.address, "there")
-    reader.call(remote.fill, "there", 7)
-    assert reader.call(remote.values, "here") == (7, 7)
+    for device in opened:
+        assert reader.call(remote.receive, on[device], message, device) == (device, 40, 40)
+        assert reader.call(remote.device_by_driver, on[device]) == device
+    assert reader.call(remote.address, on[0]) != reader.call(remote.address, on[1])
+    reader.call(remote.fill, on[1], 7)
+    assert reader.call(remote.values, on[0]) == (7, 7)
     owner.call(remote.drop, "lent")
-    reader.call(remote.drop, "here")
-    assert reader.call(remote.values, "there") == (7, 7)
-    reader.call(remote.drop, "there")
+    reader.call(remote.drop, on[dropped[0]])
+    assert reader.call(remote.values, on[dropped[1]]) == (7, 7)
+    assert owner.call(remote.in_limbo) == 1
+    reader.call(remote.drop, on[dropped[1]])
     assert owner.call(remote.all_is_back) == NOTHING
+    assert reader.call(remote.mapped_pieces) == 0
 
 
 def test_the_reader_ends_first(process_that_sees: Start) -> None:
@@ -115,8 +125,7 @@ def test_a_tensor_goes_on_to_a_third_process(process_that_sees: Start) -> None:
     owner, second, third = (process_that_sees(which) for which in ("0", "1", "0,1"))
     for round_ in range(3):
         message = owner.call(remote.make, "lent", 40, 4, 0, True)
-        second.begin(remote.receive, "got", message, 0)
-        assert second.result() == (0, 40, 40)
+        assert second.call(remote.receive, "got", message, 0) == (0, 40, 40)
         on = second.call(remote.add_late, "got", 100)
         # On the owner's GPU in one round, on the forwarder's in the next.
         device = round_ % 2
@@ -126,5 +135,25 @@ def test_a_tensor_goes_on_to_a_third_process(process_that_sees: Start) -> None:
         owner.call(remote.drop, "lent")
         assert third.call(remote.values, "got") == (140, 140)
         third.call(remote.drop, "got")
+    assert owner.call(remote.all_is_back) == NOTHING
+    assert second.call(remote.all_is_back) == NOTHING
+
+
+@pytest.mark.parametrize("added", [0, 100], ids=["as it came", "changed on the way"])
+@pytest.mark.parametrize("device", [0, 1], ids=["the owner's GPU", "the forwarder's"])
+def test_it_goes_on_before_its_owner_has_written_it(
+    process_that_sees: Start, device: int, added: int
+) -> None:
+    owner, second, third = (process_that_sees(which) for which in ("0", "1", "0,1"))
+    message = owner.call(remote.make_gated, "lent", 40)
+    try:
+        assert second.call(remote.open_unread, "got", message, 0) == (0, True)
+        on = second.call(remote.send_on, "got", added)
+        assert third.call(remote.open_unread, "got", on, device) == (device, True)
+    finally:
+        owner.call(remote.open_gate)
+    assert third.call(remote.values, "got") == (40 + added, 40 + added), "the third was early"
+    for process, name in ((second, "got"), (third, "got"), (owner, "lent")):
+        process.call(remote.drop, name)
     assert owner.call(remote.all_is_back) == NOTHING
     assert second.call(remote.all_is_back) == NOTHING

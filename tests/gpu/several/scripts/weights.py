@@ -8,6 +8,7 @@ it sees only its own GPU and opens them there, over the link.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from common import descriptors, report, run, wait_for_empty_limbo
+from common import descriptors, report, run, wait_for_empty_limbo, wait_until
 
 ROUNDS = 50
 EARLY = 9  # the round from which on nothing may grow
@@ -24,12 +25,24 @@ SHAPES = [(1024, 1024), (4096, 512), (2048, 1024), (1000,), (512, 4096), (333, 7
 
 
 def memory(device: str) -> dict[str, int]:
+    import torch_limbo
+
     torch.cuda.synchronize(device)
     return {
+        "free": torch.cuda.mem_get_info(device)[0],
+        "pieces_mapped": int(torch_limbo.stats()["pieces_mapped"]),
         "allocated": torch.cuda.memory_allocated(device),
         "reserved": torch.cuda.memory_reserved(device),
         "descriptors": descriptors(),
     }
+
+
+def memory_at_the_end(device: str, early: dict[str, int]) -> dict[str, int]:
+    """What else runs on the GPU comes and goes, so its free memory is waited for; and what is
+    loaded once is less than a bucket."""
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: memory(device)["free"] + BUCKET_BYTES >= early["free"], 20, "memory")
+    return memory(device)
 
 
 def buckets() -> list[list[int]]:
@@ -74,7 +87,7 @@ def serve(pipe: Any, way: str) -> None:
         if round_ == EARLY:
             early = memory(own)
         pipe.send(round_)
-    pipe.send((wrong, early, memory(own)))
+    pipe.send((wrong, early, memory_at_the_end(own, early)))
     pipe.recv()  # until the trainer has looked
 
 
@@ -107,7 +120,8 @@ def main() -> int:
         wait_for_empty_limbo()
         if round_ == EARLY:
             early = memory("cuda:0")
-    late = memory("cuda:0")
+    late = memory_at_the_end("cuda:0", early)
+    segments = len(torch.cuda.memory_snapshot())
     wrong, early_there, late_there = ours.recv()
     numbers = torch_limbo.stats()
     ours.send("seen")
@@ -116,6 +130,8 @@ def main() -> int:
         wrong=wrong,
         rounds=done,
         trainer=[early, late],
+        trainers_segments=segments,
+        bucket_bytes=BUCKET_BYTES,
         server=[early_there, late_there],
         left={name: int(numbers[name]) for name in ("limbo_blocks", "in_flight")},
         exit=server.exitcode,
