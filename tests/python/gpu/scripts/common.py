@@ -34,7 +34,10 @@ def run(main: Callable[[], int]) -> NoReturn:
         code = main()
     except BaseException:
         traceback.print_exc()
+        enough = time.monotonic() + 0.5
         for child in list(children):
+            # One that has let go of its pipe may not have ended yet.
+            child.join(max(0.01, enough - time.monotonic()))
             note(f"child {child.pid}: exit code {child.exitcode} (None: it still runs)")
             child.kill()
         sys.stdout.flush()
