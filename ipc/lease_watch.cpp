@@ -1,24 +1,17 @@
 #include "ipc/lease_watch.h"
 
-#include <sys/socket.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 
-#include <cerrno>
 #include <utility>
 
 #include "ipc/life_line.h"
 #include "ipc/protocol/mistakes.h"
 
 namespace limbo {
-namespace {
-
-// Nobody writes to a life line; what somebody wrote all the same is dropped.
-bool is_closed(int life_line) noexcept {
-  char bytes[64];
-  const ssize_t got = ::recv(life_line, bytes, sizeof(bytes), MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-}  // namespace
 
 bool DeathSigns::needs_grace() const noexcept {
   constexpr std::uint32_t kProvesLess = life_line::kLate | life_line::kPerhapsMps;
@@ -65,14 +58,15 @@ PeerWatch::~PeerWatch() {
 }
 
 void PeerWatch::watch_rest() noexcept {
-  const auto watch = [this](const OwnedFd& fd, bool& watched, void (PeerWatch::*see)()) {
-    if (watched || !fd.valid()) return;
-    reaper_.watch(fd.get(), [this, see] { (this->*see)(); });
-    watched = true;
-  };
   try {
-    if (!signs_.process_ended) watch(pidfd_, pidfd_watched_, &PeerWatch::see_pidfd);
-    if (!signs_.life_line_closed) watch(life_line_, life_line_watched_, &PeerWatch::see_life_line);
+    if (!signs_.process_ended && !pidfd_watched_ && pidfd_.valid()) {
+      reaper_.watch(pidfd_.get(), [this] { see_pidfd(); });
+      pidfd_watched_ = true;
+    }
+    if (!signs_.life_line_closed && !life_line_watched_ && life_line_.valid()) {
+      reaper_.watch_hangup(life_line_.get(), [this] { see_life_line(); });
+      life_line_watched_ = true;
+    }
   } catch (const std::exception&) {
     // No memory, or too many watches: again later.
   }
@@ -89,7 +83,7 @@ bool PeerWatch::try_again() noexcept {
   const DeathSigns before = signs_;
   if (!pidfd_watched_ && pidfd_.valid()) signs_.process_ended |= is_readable(pidfd_.get());
   if (!life_line_watched_ && life_line_.valid()) {
-    signs_.life_line_closed |= is_closed(life_line_.get());
+    signs_.life_line_closed |= is_life_line_closed(life_line_.get());
   }
   return signs_.process_ended != before.process_ended ||
          signs_.life_line_closed != before.life_line_closed;
@@ -101,7 +95,7 @@ void PeerWatch::look_now() {
     reaper_.unwatch(pidfd_.get());
     signs_.process_ended = true;
   }
-  if (!signs_.life_line_closed && life_line_.valid() && is_closed(life_line_.get())) {
+  if (!signs_.life_line_closed && life_line_.valid() && is_life_line_closed(life_line_.get())) {
     reaper_.unwatch(life_line_.get());
     signs_.life_line_closed = true;
   }
@@ -117,7 +111,7 @@ void PeerWatch::see_pidfd() {
 }
 
 void PeerWatch::see_life_line() {
-  if (!is_closed(life_line_.get())) return;
+  if (!is_life_line_closed(life_line_.get())) return;
   reaper_.unwatch(life_line_.get());
   signs_.life_line_closed = true;
   const auto changed = changed_;
@@ -125,13 +119,17 @@ void PeerWatch::see_life_line() {
 }
 
 bool is_life_line(int fd) noexcept {
-  int value = 0;
-  socklen_t length = sizeof(value);
-  if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &length) != 0 || value != SOCK_STREAM) {
-    return false;
-  }
-  length = sizeof(value);
-  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &value, &length) == 0 && value == AF_UNIX;
+  struct stat facts {};
+  struct statfs system {};
+  const int flags = ::fcntl(fd, F_GETFL);
+  return flags >= 0 && (flags & (O_ACCMODE | O_PATH)) == O_RDONLY && ::fstat(fd, &facts) == 0 &&
+         S_ISFIFO(facts.st_mode) && ::fstatfs(fd, &system) == 0 && system.f_type == PIPEFS_MAGIC;
+}
+
+// Nothing is read: what somebody has written says nothing, and a read could be made to wait.
+bool is_life_line_closed(int far_end) noexcept {
+  pollfd entry{far_end, 0, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLHUP) != 0;
 }
 
 }  // namespace limbo

@@ -90,7 +90,11 @@ class PeerWatch {
   std::function<void()> changed_;
 };
 
-// Whether `fd` can be a life line's far end: a connected stream socket of the Unix family.
+// Whether `fd` can be a life line's far end: the end of a pipe that is read, and of one without a name,
+// which hangs up for certain when nobody holds its other end.
 [[nodiscard]] bool is_life_line(int fd) noexcept;
+
+// Whether everybody has closed the end that is held.
+[[nodiscard]] bool is_life_line_closed(int far_end) noexcept;
 
 }  // namespace limbo

@@ -1,7 +1,6 @@
 #include "ipc/life_line.h"
 
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "allocator/error.h"
 #include "ipc/driver_files.h"
@@ -22,16 +22,18 @@ namespace {
 
 constexpr int kFirstNumber = 3;  // 0 to 2 are the program's to replace
 
-// One end: its number, and the inode that tells it from whatever may have that number later.
+// One end: its number, and what tells it from whatever may have that number later.
 struct End {
+  const int access;  // the ends of a pipe have one inode
   std::atomic<int> fd{-1};
   std::atomic<std::uint64_t> inode{0};
 
   [[nodiscard]] bool alive() const noexcept {
     struct stat facts {};
     const int number = fd.load(std::memory_order_relaxed);
-    return number >= 0 && ::fstat(number, &facts) == 0 && S_ISSOCK(facts.st_mode) &&
-           facts.st_ino == inode.load(std::memory_order_relaxed);
+    return number >= 0 && ::fstat(number, &facts) == 0 && S_ISFIFO(facts.st_mode) &&
+           facts.st_ino == inode.load(std::memory_order_relaxed) &&
+           (::fcntl(number, F_GETFL) & O_ACCMODE) == access;
   }
   void set(int number) noexcept {
     struct stat facts {};
@@ -45,18 +47,10 @@ struct End {
 };
 
 // Constant-initialised: usable before any other static object is made.
-constinit End held_end;  // never sent
-constinit End other_end;
+constinit End held_end{O_WRONLY};  // never sent
+constinit End other_end{O_RDONLY};
 constinit std::atomic<std::uint32_t> made_flags{0};
 constinit std::mutex remake_mutex;  // guards making a lost line anew; nothing is called under it
-
-// Moves a descriptor to kFirstNumber or above.
-int above_standard(int fd) noexcept {
-  if (fd >= kFirstNumber || fd < 0) return fd;
-  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, kFirstNumber);
-  ::close(fd);
-  return moved;
-}
 
 bool mps_may_be_used() noexcept {
   if (std::getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr) return true;
@@ -65,26 +59,31 @@ bool mps_may_be_used() noexcept {
 
 }  // namespace
 
+Ends make_ends() noexcept {
+  int pipe[2] = {-1, -1};
+  if (::pipe2(pipe, O_CLOEXEC) != 0) return {};
+  // The kernel gives the lower number to the end that is read: that one moves up, the other down.
+  Ends ends;
+  ends.far = ::fcntl(pipe[0], F_DUPFD_CLOEXEC, std::max(pipe[1] + 1, kFirstNumber));
+  ::close(pipe[0]);
+  ends.held = ends.far < 0 ? -1 : ::fcntl(pipe[1], F_DUPFD_CLOEXEC, kFirstNumber);
+  if (ends.held > pipe[1] && pipe[1] >= kFirstNumber) std::swap(ends.held, pipe[1]);
+  ::close(pipe[1]);
+  if (ends.held >= 0) return ends;
+  if (ends.far >= 0) ::close(ends.far);
+  return {};
+}
+
 void make() noexcept {
-  int pair[2] = {-1, -1};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) return;
-  // The lower number to the end that is held.
-  const int lower = std::min(pair[0], pair[1]);
-  const int higher = std::max(pair[0], pair[1]);
-  const int near_fd = above_standard(lower);
-  const int other_fd = above_standard(higher);
-  if (near_fd < 0 || other_fd < 0) {
-    if (near_fd >= 0) ::close(near_fd);
-    if (other_fd >= 0) ::close(other_fd);
-    return;
-  }
+  const Ends ends = make_ends();
+  if (ends.held < 0) return;
   std::uint32_t flags = 0;
   if (own_driver_files().any()) {
     flags = kLate;
     if (descendant_has_driver_files()) flags |= kLateWithChildren;
   }
-  held_end.set(near_fd);
-  other_end.set(other_fd);
+  held_end.set(ends.held);
+  other_end.set(ends.far);
   made_flags.store(flags, std::memory_order_relaxed);
 }
 

@@ -2,10 +2,15 @@
 //
 // Closing a process's last descriptor of the driver ends its GPU work, and fork children inherit
 // those descriptors. So the life line is a descriptor that is inherited and closed together with
-// them: one end of a socket pair, made when the library is loaded, before CUDA starts, under the
-// lowest number to be had (a dying process closes from the highest number down, so it closes after
-// the driver's), close-on-exec as the driver's are. The other end goes to every producer; it reads
-// end-of-file when this process and its fork children have closed theirs.
+// them: the end of a pipe that is written to, made when the library is loaded, before CUDA starts,
+// under the lowest number to be had (a dying process closes from the highest number down, so it
+// closes after the driver's), close-on-exec as the driver's are. The far end, which is read, goes to
+// whoever has to know; it hangs up when this process and its fork children have closed theirs.
+//
+// All who get the far end get one open file, and some of them pass it on. So it has to be one by
+// which nobody can end the line for the others: a pipe hangs up for its readers when nobody holds its
+// other end any more, and for no other reason. Whoever opens that end anew, through /proc, keeps the
+// line open for as long; what is written into it is never read.
 //
 // After a fork: a child forked after the first use keeps the inherited line for as long as it
 // lives, as it keeps the driver's files. A child forked before is a process of its own: it closes
@@ -25,6 +30,15 @@ inline constexpr std::uint32_t kLateWithChildren = 2;
 // or a server listens in the default place, /tmp/nvidia-mps.
 inline constexpr std::uint32_t kPerhapsMps = 4;
 inline constexpr std::uint32_t kKnownFlags = kLate | kLateWithChildren | kPerhapsMps;
+
+// A line. Both ends are close-on-exec, the held one under the lowest number to be had above the
+// standard streams.
+struct Ends {
+  int held = -1;  // -1: there are none, and errno says why
+  int far = -1;
+};
+// Async-signal-safe.
+[[nodiscard]] Ends make_ends() noexcept;
 
 // Makes the line; called at load. Never throws: what cannot be made is made at the next call of
 // far_end.

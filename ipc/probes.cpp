@@ -19,6 +19,7 @@
 
 #include "allocator/error.h"
 #include "ipc/channel_socket.h"
+#include "ipc/lease_watch.h"
 #include "ipc/life_line.h"
 #include "ipc/owned_fd.h"
 #include "ipc/packet.h"
@@ -170,16 +171,14 @@ Probe probe_pidfd() {
 }
 
 Probe probe_life_line() {
-  int pair[2] = {-1, -1};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
-    return {.works = false, .seen = system_words("socketpair"), .advice = {}};
-  }
-  OwnedFd held(pair[0]);
-  const OwnedFd watched(pair[1]);
+  const life_line::Ends ends = life_line::make_ends();
+  if (ends.held < 0) return {.works = false, .seen = system_words("pipe2"), .advice = {}};
+  OwnedFd held(ends.held);
+  const OwnedFd watched(ends.far);
   Child child([] {});  // holds what it inherits
   if (!child.started()) return {.works = false, .seen = system_words("fork"), .advice = {}};
   held.reset();
-  if (is_readable(watched.get())) {
+  if (is_life_line_closed(watched.get())) {
     return {.works = false, .seen = "a fork child does not hold what it inherits", .advice = {}};
   }
   const auto killed = Clock::now();

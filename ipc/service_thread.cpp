@@ -64,6 +64,7 @@ struct ServiceThread::Impl {
     }
   }
 
+  void watch(int fd, std::uint32_t events, Task handler);
   void run();
   void dispatch(int timeout_ms);
   bool run_tasks();
@@ -182,16 +183,24 @@ void ServiceThread::nudge() {
 }
 
 void ServiceThread::watch(int fd, Task handler) {
+  impl_->watch(fd, EPOLLIN | EPOLLRDHUP, std::move(handler));
+}
+
+void ServiceThread::watch_hangup(int fd, Task handler) {
+  impl_->watch(fd, 0, std::move(handler));  // of a hang-up epoll tells always
+}
+
+void ServiceThread::Impl::watch(int fd, std::uint32_t events, Task handler) {
   LIMBO_FAIL_POINT("watch.before_add");
   // The handler first: whoever is watched has one.
   const auto place =
-      impl_->handlers.insert_or_assign(fd, std::make_shared<Task>(std::move(handler))).first;
+      handlers.insert_or_assign(fd, std::make_shared<Task>(std::move(handler))).first;
   epoll_event event{};
-  event.events = EPOLLIN | EPOLLRDHUP;
+  event.events = events;
   event.data.fd = fd;
-  if (::epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     const std::string cause = std::strerror(errno);
-    impl_->handlers.erase(place);
+    handlers.erase(place);
     throw Error(ErrorCode::kInternal,
                 "Descriptor " + std::to_string(fd) + " cannot be watched: " + cause + ".");
   }

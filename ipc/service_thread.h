@@ -60,6 +60,8 @@ class ServiceThread {
   // Whoever owns fd calls unwatch before closing it. Throws kInternal where the kernel takes no more
   // (a user's watches are counted); then nothing is watched.
   void watch(int fd, Task handler);
+  // The same, and only when its other end is closed: what somebody writes into it wakes nobody.
+  void watch_hangup(int fd, Task handler);
   void unwatch(int fd);
   void add_periodic(Periodic periodic);
 

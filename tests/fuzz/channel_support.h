@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "ipc/life_line.h"
 #include "ipc/owned_fd.h"
 #include "tests/fuzz/target.h"
 
@@ -26,10 +27,10 @@ inline OwnedFd make_memfd(std::size_t size_bytes, int seals) {
 
 // The far end of a life line; its near end goes to `kept`.
 inline OwnedFd make_life_line(std::vector<OwnedFd>& kept) {
-  int ends[2] = {-1, -1};
-  require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "a socket pair");
-  kept.emplace_back(ends[0]);
-  return OwnedFd(ends[1]);
+  const life_line::Ends ends = life_line::make_ends();
+  require(ends.held >= 0, "a life line");
+  kept.emplace_back(ends.held);
+  return OwnedFd(ends.far);
 }
 
 // Anything that a descriptor can be; `own` is duplicated.
@@ -45,7 +46,7 @@ inline OwnedFd make_any(std::size_t kind, int own, std::vector<OwnedFd>& kept) {
       return OwnedFd(::fcntl(own, F_DUPFD_CLOEXEC, 0));
     case 4: {
       int ends[2] = {-1, -1};
-      require(::pipe2(ends, O_CLOEXEC) == 0, "a pipe");
+      require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "a socket pair");
       kept.emplace_back(ends[1]);
       return OwnedFd(ends[0]);
     }

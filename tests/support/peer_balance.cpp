@@ -20,6 +20,7 @@ constexpr char kOwnTimelines[] = "/memfd:limbo-timelines-of-lease (deleted)";
 constexpr char kRow[] = "/memfd:limbo-row (deleted)";
 constexpr char kPidfd[] = "anon_inode:[pidfd]";
 constexpr char kSocket[] = "socket";
+constexpr char kLifeLine[] = "pipe";
 constexpr char kNamesLock[] = "/names/.lock";
 
 // Rows and the timelines of leases are numbered; their kind is what can be compared.
@@ -85,16 +86,16 @@ std::string PeerBalance::left_behind(bool alone, const SharingStats& stats) cons
   for (std::size_t count = 0; count < links; ++count) {
     // The connection and the life line's far end; the link's pidfd and its watch's.
     allowed.descriptors.insert(
-        {kLedger, kTimelines, kOwnTimelines, kRow, kSocket, kSocket, kPidfd, kPidfd});
+        {kLedger, kTimelines, kOwnTimelines, kRow, kSocket, kLifeLine, kPidfd, kPidfd});
     allowed.memfd_mappings.insert({kLedger, kTimelines, kOwnTimelines, kRow});
   }
   for (std::size_t count = 0; count < stats.leases_connected; ++count) {
-    allowed.descriptors.insert({kOwnTimelines, kRow, kSocket, kSocket, kPidfd});
+    allowed.descriptors.insert({kOwnTimelines, kRow, kSocket, kLifeLine, kPidfd});
     allowed.memfd_mappings.insert({kOwnTimelines, kRow});
   }
   // Those who have sent on what was opened here.
   for (std::size_t count = 0; count < stats.forwarders_met; ++count) {
-    allowed.descriptors.insert({kOwnTimelines, kSocket, kPidfd});
+    allowed.descriptors.insert({kOwnTimelines, kLifeLine, kPidfd});
     allowed.memfd_mappings.insert(kOwnTimelines);
   }
   // Who has published keeps the names' folder, its lock and the folder above open.

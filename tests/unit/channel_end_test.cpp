@@ -24,10 +24,9 @@ class ChannelEnd : public ChannelTest {
     OwnedFd held;
   };
   Consumer welcomed(std::uint32_t flags = 0) {
-    int line[2];
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line), 0);
-    Consumer consumer{connect(), OwnedFd(line[0])};
-    const OwnedFd far(line[1]);
+    const life_line::Ends line = life_line::make_ends();
+    Consumer consumer{connect(), OwnedFd(line.held)};
+    const OwnedFd far(line.far);
     const int sent[] = {far.get()};
     Hello hello;
     hello.incarnation = random_incarnation();

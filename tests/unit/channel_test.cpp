@@ -104,10 +104,9 @@ TEST_F(ChannelTest, WhoWasNotReachedByTheWelcomeHoldsNothing) {
 }
 
 TEST_F(ChannelTest, AConnectionAndALifeLineClosedAreGone) {
-  int line[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line), 0);
-  OwnedFd near_end(line[0]);
-  OwnedFd other_end(line[1]);
+  const life_line::Ends line = life_line::make_ends();
+  OwnedFd near_end(line.held);
+  OwnedFd other_end(line.far);
   OwnedFd socket = connect();
   const int sent[] = {other_end.get()};
   ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), sent));

@@ -28,11 +28,6 @@
 namespace limbo {
 namespace {
 
-bool closed_everywhere(int far_end) {
-  char byte = 0;
-  return ::recv(far_end, &byte, 1, MSG_DONTWAIT) == 0;
-}
-
 // Runs `body` in a fork child and returns its exit status.
 template <typename Body>
 int in_fork_child(Body&& body) {
@@ -49,7 +44,7 @@ TEST(LifeLine, IsMadeAtLoadUnderALowNumber) {
   EXPECT_LT(fd, 16);
   EXPECT_NE(::fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
   EXPECT_TRUE(is_life_line(life_line::far_end()));
-  EXPECT_FALSE(closed_everywhere(life_line::far_end()));
+  EXPECT_FALSE(is_life_line_closed(life_line::far_end()));
 }
 
 TEST(LifeLine, OtherDescriptorsAreNone) {
