@@ -14,13 +14,13 @@ namespace {
 const Option kThreadCache({"thread_cache_bytes", "bytes", 0, std::int64_t{1} << 40,
                            std::int64_t{256} << 20,
                            "the most that one thread's cache of free blocks holds; 0 turns caches "
-                           "off; read when the allocator is made"});
+                           "off; fixed when the allocator is made"});
 const Option kUnmapWait({"unmap_wait_ms", "ms", 0, 60'000, 1'000,
                          "how long an allocation waits, before out-of-memory, for other processes "
-                         "to unmap free memory; read when the allocator is made"});
+                         "to unmap free memory; fixed when the allocator is made"});
 const Option kCollectWait({"collect_wait_ms", "ms", 0, 60'000, 1'000,
                            "how long an allocation waits, before out-of-memory, for a running "
-                           "collect; read when the allocator is made"});
+                           "collect; fixed when the allocator is made"});
 
 std::uint64_t next_allocator_id() noexcept {
   static std::atomic<std::uint64_t> last{0};

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "allocator/capture_gate.h"
 #include "allocator/device/device.h"
@@ -15,6 +16,7 @@
 #include "hooks/preconditions.h"
 #include "hooks/process.h"
 #include "hooks/version.h"
+#include "ipc/exit.h"
 
 namespace {
 
@@ -42,6 +44,10 @@ int code_of(Call&& call) noexcept {
   } catch (...) {
     return remember_failure();
   }
+}
+
+[[noreturn]] void refuse_unnamed_option() {
+  throw limbo::Error(limbo::ErrorCode::kBadArgument, "No option was named.");
 }
 
 // `kept` is the calling thread's buffer of the one function that asks.
@@ -97,6 +103,23 @@ int limbo_torch_install(void) {
   return code_of(limbo::install);
 }
 
+int limbo_torch_enable(const char* const* names, const int64_t* values, int count) {
+  return code_of([&] {
+    std::vector<limbo::OptionSetting> settings;
+    for (int index = 0; index < count; ++index) {
+      if (names[index] == nullptr) refuse_unnamed_option();
+      settings.push_back({names[index], values[index]});
+    }
+    const std::vector<limbo::OptionSetting> before = limbo::set_options(settings);
+    try {
+      limbo::install();
+    } catch (...) {
+      limbo::restore_options(before);
+      throw;
+    }
+  });
+}
+
 int limbo_torch_installed(void) {
   return limbo::installed() ? 1 : 0;
 }
@@ -111,9 +134,7 @@ int limbo_torch_restore_allocator(void) {
 
 int limbo_set_option(const char* name, int64_t value) {
   return code_of([&] {
-    if (name == nullptr) {
-      throw limbo::Error(limbo::ErrorCode::kBadArgument, "No option was named.");
-    }
+    if (name == nullptr) refuse_unnamed_option();
     limbo::set_option(name, value);
   });
 }
@@ -183,6 +204,12 @@ int limbo_drain(int64_t at_most_ms, int* drained) {
       reached = limbo::sharing_in_use().drain(std::chrono::milliseconds(at_most_ms));
     }
     if (drained != nullptr) *drained = reached ? 1 : 0;
+  });
+}
+
+int limbo_drain_before_exit(void) {
+  return code_of([] {
+    if (limbo::in_use() && !limbo::in_forked_child()) limbo::drain_before_exit();
   });
 }
 

@@ -44,8 +44,11 @@ LIMBO_C_API int limbo_torch_usable(void);
 
 // Makes Limbo the CUDA allocator of this process (install.h). Installed already: nothing, 0.
 // Errors: wrong_torch, already_in_use, bad_argument (`backend:` in PYTORCH_CUDA_ALLOC_CONF),
-// device_error.
+// unknown_option (a variable LIMBO_<OPTION> that cannot be read), device_error.
 LIMBO_C_API int limbo_torch_install(void);
+
+// The same with `count` options (limbo_set_option) that hold before; after an error none is changed.
+LIMBO_C_API int limbo_torch_enable(const char* const* names, const int64_t* values, int count);
 
 // 1 when Limbo is the CUDA allocator, else 0.
 LIMBO_C_API int limbo_torch_installed(void);
@@ -62,13 +65,16 @@ LIMBO_C_API int limbo_torch_make_allocator(void);
 LIMBO_C_API int limbo_torch_restore_allocator(void);
 
 // The two functions of stock loading, for torch.cuda.memory.CUDAPluggableAllocator(path,
-// "limbo_malloc", "limbo_free"). At the first allocation Limbo puts its complete allocator in the
-// wrapper's place. `stream` is a cudaStream_t. They are called by C++ and throw as torch expects.
+// "limbo_malloc", "limbo_free"). When torch initialises CUDA (where the program has a logger of API
+// usage of its own: at the first allocation) Limbo puts its complete allocator in the wrapper's place.
+// `stream` is a cudaStream_t. They are called by C++ and throw as torch expects.
 LIMBO_C_API void* limbo_malloc(intptr_t size_bytes, int device, void* stream);
 LIMBO_C_API void limbo_free(void* data, intptr_t size_bytes, int device, void* stream);
 
 // ---- options and numbers ------------------------------------------------------------------------
 
+// Errors: unknown_option (no such option, or a value that it cannot be), already_in_use (somebody has
+// read it for good; limbo_options_json says which options are fixed, and when).
 LIMBO_C_API int limbo_set_option(const char* name, int64_t value);
 
 // [{"name", "unit", "minimum", "maximum", "default", "value", "meaning"}, ...]
@@ -105,9 +111,14 @@ LIMBO_C_API const char* limbo_probes_json(int device);
 LIMBO_C_API int limbo_reap(int force, int64_t* leases, int64_t* claims);
 
 // Waits, at most `at_most_ms`, until nothing is in flight and every holder has mapped what it
-// holds. `*drained` (may be null) becomes 1 when that was reached, else 0. For the end of a process
-// that does not run `atexit` (children of multiprocessing); does nothing where nothing was shared.
+// holds. `*drained` (may be null) becomes 1 when that was reached, else 0. Does nothing where nothing
+// was shared.
 LIMBO_C_API int limbo_drain(int64_t at_most_ms, int* drained);
+
+// The same for at most what the option exit_drain_ms says, which becomes what is left of it. For the
+// end of a process that may not run `atexit`, where the library does this (children of
+// multiprocessing): both together wait no longer than the option says.
+LIMBO_C_API int limbo_drain_before_exit(void);
 
 // For whoever captures a CUDA graph, on the thread that does: received tensors of `device` that live
 // now stay claimed until the graph that `stream` (a cudaStream_t) is captured into is destroyed.

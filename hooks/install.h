@@ -11,7 +11,7 @@ namespace limbo {
 //
 // Errors (limbo::Error, nothing has changed): kWrongTorch, kAlreadyInUse (another allocator has
 // memory out, and which; or another copy of this library is loaded), kBadArgument (`backend:` in
-// PYTORCH_CUDA_ALLOC_CONF).
+// PYTORCH_CUDA_ALLOC_CONF), kUnknownOption (a variable LIMBO_<OPTION> that cannot be read).
 void install();
 
 // Whether torch's CUDA memory comes from Limbo.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "allocator/error.h"
+#include "allocator/options.h"
 #include "allocator/sizes.h"
 #include "hooks/install.h"
 #include "hooks/process.h"
@@ -98,6 +99,7 @@ bool settings_name(std::string_view text, std::string_view key) {
 }
 
 void require_settings_allow() {
+  require_readable_options();
   const std::string settings = allocator_settings();
   if (settings_name(settings, "backend")) {
     throw Error(ErrorCode::kBadArgument,

@@ -9,7 +9,9 @@
 namespace limbo {
 
 // Throws Error(kBadArgument) when the environment's settings name a `backend` (c10 compares it with
-// the allocator's name and fails inside, later), or hold what c10 refuses.
+// the allocator's name and fails inside, later), or hold what c10 refuses; Error(kUnknownOption) when
+// an option of Limbo's (LIMBO_<NAME>) cannot be read: later it would be met where nobody looks, in a
+// queue's thread or at a process's end.
 void require_settings_allow();
 
 // Whether the allocator settings `text` ("a:1,b:[2,3]") have `key` at the outer level.

@@ -4,12 +4,17 @@
 #include <chrono>
 #include <cstdint>
 
+#include "allocator/options.h"
 #include "ipc/layout.h"
 
 namespace limbo {
 
+// Made before the process's ledger, for which all of them but message_time_limit_ms are read once.
+// Throws kUnknownOption where one of them cannot be read.
+[[nodiscard]] FixedOptions fix_ledger_options();
+
 // From the options ledger_exports, ledger_pieces, ledger_claims and ledger_timelines. Throws
-// kUnknownOption when one is out of range; ledger_claims must be a multiple of 512.
+// kUnknownOption when one cannot be read.
 [[nodiscard]] Capacities capacities_from_options();
 
 // Option message_time_limit_ms: how long a message that nobody has opened stays openable after the

@@ -1,7 +1,10 @@
 // The process's own allocator and sharing, and what happens when it ends.
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 
 #include "allocator/options.h"
+#include "ipc/exit.h"
 #include "ipc/fork_guard.h"
 #include "ipc/sharing_service.h"
 
@@ -10,20 +13,15 @@ namespace {
 
 const Option kExitDrain({"exit_drain_ms", "ms", 0, 24LL * 60 * 60 * 1000, 5000,
                          "how long a process waits at its exit until the messages that are in "
-                         "flight have been opened and what is held has been written"});
+                         "flight have been opened and what is held has been written; read at the "
+                         "exit"});
 
 SharingService& service();
 
 // A child that was forked later runs its parent's handlers when it exits: nothing there is its own.
 void at_exit() {
   if (fork_guard::is_forked_child()) return;
-  std::int64_t drain_ms = kExitDrain.spec().default_value;
-  try {
-    drain_ms = kExitDrain.value();
-  } catch (const std::exception&) {
-    // A value that nobody can read: the default.
-  }
-  service().end(std::chrono::milliseconds(drain_ms));
+  service().end(std::chrono::milliseconds(kExitDrain.value_or_default()));
 }
 
 // Never destroyed: blocks are released and freed during static destruction too.
@@ -41,12 +39,28 @@ SharingService& service() {
 
 Allocator& process_allocator() {
   fork_guard::begin_use();
-  static auto* made = new Allocator(process_device());
+  static auto* made = [] {
+    FixedOptions fixed({"thread_cache_bytes", "unmap_wait_ms", "collect_wait_ms"},
+                       "This process's allocator is made");
+    auto* allocator = new Allocator(process_device());
+    fixed.stay();
+    return allocator;
+  }();
   return *made;
 }
 
 Sharing& process_sharing() {
   return service();
+}
+
+void drain_before_exit() {
+  using std::chrono::milliseconds;
+  const milliseconds limit(kExitDrain.value_or_default());
+  const auto begin = std::chrono::steady_clock::now();
+  service().drain(limit);
+  const auto waited =
+      std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+  set_option(kExitDrain.spec().name, std::max(milliseconds(0), limit - waited).count());
 }
 
 }  // namespace limbo

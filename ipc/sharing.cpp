@@ -55,7 +55,9 @@ SharingService::Lending& SharingService::lending() {
   Allocator& allocator = allocator_source_();
   const std::lock_guard lock(making_);
   if (lending_.load(std::memory_order_relaxed) == nullptr) {
+    FixedOptions fixed = fix_ledger_options();
     owned_lending_ = std::make_unique<Lending>(*this, with, allocator, owned_incarnation_);
+    fixed.stay();
     lending_.store(owned_lending_.get(), std::memory_order_release);
   }
   return *owned_lending_;

@@ -13,9 +13,13 @@ constexpr std::chrono::milliseconds kLookAgainAtPieces{100};
 
 const Option kCachedPieces(
     {"import_cache_pieces", "", 0, 1 << 22, 16'384,
-     "pieces of other processes that stay mapped while no block of them is held"});
-const Option kBytes({"import_cache_bytes", "bytes", 0, std::int64_t{1} << 62, std::int64_t{1} << 40,
-                     "their size altogether; closing one can make launches wait"});
+     "pieces of other processes that stay mapped while no block of them is held; read whenever one "
+     "is let go of"});
+const Option kBytes(
+    {"import_cache_bytes", "bytes", 0, std::int64_t{1} << 62, std::int64_t{1} << 40,
+     "bytes of other processes' pieces that stay mapped while no block of them is "
+     "held; what is beyond is unmapped, and launches can wait for that; read whenever "
+     "one is let go of"});
 
 }  // namespace
 
@@ -62,8 +66,8 @@ std::uint64_t Unmapper::close_mappings() {
   });
   std::uint64_t pieces = 0;
   std::uint64_t bytes = 0;
-  const auto most_pieces = static_cast<std::uint64_t>(kCachedPieces.value());
-  const auto most_bytes = static_cast<std::uint64_t>(kBytes.value());
+  const auto most_pieces = static_cast<std::uint64_t>(kCachedPieces.value_or_default());
+  const auto most_bytes = static_cast<std::uint64_t>(kBytes.value_or_default());
   for (const Candidate& candidate : kept) {
     if (pieces + 1 > most_pieces || bytes + candidate.idle.size_bytes > most_bytes) {
       close(candidate);

@@ -11,7 +11,6 @@ import ctypes
 import json
 import multiprocessing
 import multiprocessing.util
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +110,10 @@ def enable(multiprocessing: str = "limbo", **options: int) -> None:
     "stock" leaves that to torch. ``options``: see `options`. A second call changes these two and
     installs nothing. Starts no CUDA and no thread.
 
-    Errors: ``wrong_torch``, ``no_library``, ``already_in_use`` (CUDA memory was used before),
-    ``bad_argument`` (also for ``backend:`` in PYTORCH_CUDA_ALLOC_CONF), ``unknown_option``,
-    ``device_error``.
+    Errors: ``wrong_torch``, ``no_library``, ``already_in_use`` (CUDA memory was used before; an
+    option that is fixed by now), ``bad_argument`` (also for ``backend:`` in
+    PYTORCH_CUDA_ALLOC_CONF), ``unknown_option`` (also for a variable ``LIMBO_<OPTION>`` that cannot
+    be read), ``device_error``. After an error nothing has changed.
     """
     if multiprocessing not in ("limbo", "stock"):
         raise LimboError(
@@ -133,8 +133,9 @@ def enable(multiprocessing: str = "limbo", **options: int) -> None:
                 "unknown_option",
                 f"Option {name} cannot be {value}; torch_limbo.options() lists units and ranges.",
             )
-        _library.check(library.limbo_set_option(name.encode(), int(value)))
-    _library.check(library.limbo_torch_install())
+    names = (ctypes.c_char_p * len(options))(*(name.encode() for name in options))
+    values = (ctypes.c_int64 * len(options))(*(int(value) for value in options.values()))
+    _library.check(library.limbo_torch_enable(names, values, len(options)))
     reductions.send_by_descriptor(multiprocessing == "limbo")
 
 
@@ -342,15 +343,8 @@ class _ExitDrain:
 
     @staticmethod
     def _drain() -> None:
-        if not _library.is_loaded():
-            return
-        limits = [option.value for option in options() if option.name == "exit_drain_ms"]
-        if limits:
-            begin = time.monotonic()
-            _library.load().limbo_drain(limits[0], None)
-            waited = int((time.monotonic() - begin) * 1000)
-            # A spawned child runs the interpreter's end as well, where the library waits.
-            _library.load().limbo_set_option(b"exit_drain_ms", max(0, limits[0] - waited))
+        if _library.is_loaded():
+            _library.load().limbo_drain_before_exit()
 
 
 _exit_drain = _ExitDrain()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,46 @@ def test_a_child_that_ends_right_after_put(method: str) -> None:
         child.close()
     queue.close()
     queue.join_thread()
+
+
+#: The child ends long before its message is opened, and cannot read how long it may wait for that.
+LATE_READER = """
+import sys, time
+import torch, torch_limbo, sim
+
+def put_one(queue):
+    queue.put(sim.full((1000,), 5.0))
+
+if __name__ == "__main__":
+    context = torch.multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    child = context.Process(target=put_one, args=(queue,))
+    child.start()
+    while queue.empty():
+        time.sleep(0.01)
+    child.join(0.5)  # it waits for its reader
+    value = float(sim.read(queue.get(timeout=60))[999])
+    child.join(30)
+    queue.close()
+    print(value, child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("limit", ["10s", "10000"])
+def test_a_message_is_kept_for_its_reader(method: str, limit: str, tmp_path: Path) -> None:
+    """By default for 5 s, also where the environment has a limit that cannot be read."""
+    program = tmp_path / "late_reader.py"
+    program.write_text(LATE_READER, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(program), method],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "LIMBO_EXIT_DRAIN_MS": limit},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5.0 0\n", "")
 
 
 def test_a_process_waits_only_once_at_its_end() -> None:

@@ -261,7 +261,12 @@ TEST(CFunctions, ErrorsCarryCodeAndText) {
   EXPECT_EQ(limbo_last_error_code(), static_cast<int>(ErrorCode::kUnknownOption));
   EXPECT_NE(std::string(limbo_last_error()).find("no_such_option"), std::string::npos);
   EXPECT_EQ(limbo_set_option(nullptr, 1), static_cast<int>(ErrorCode::kBadArgument));
+  const char* const unnamed[] = {"exit_drain_ms", nullptr};
+  const int64_t values[] = {17, 18};
+  EXPECT_EQ(limbo_torch_enable(unnamed, values, 2), static_cast<int>(ErrorCode::kBadArgument));
+  EXPECT_EQ(std::string(limbo_options_json()).find("\"value\":17"), std::string::npos);
   EXPECT_EQ(limbo_drain(-1, nullptr), static_cast<int>(ErrorCode::kBadArgument));
+  EXPECT_EQ(limbo_drain_before_exit(), 0);
   int drained = 0;
   EXPECT_EQ(limbo_drain(0, &drained), 0);
   int64_t leases = -1;
