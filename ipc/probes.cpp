@@ -35,6 +35,12 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kSeenWithin{2000};
 constexpr std::size_t kPage = 4096;
 
+// What to do where the system has no room for another socket, pipe or process.
+const char* const kMakeRoom =
+    "Raise the limits on open files and processes (ulimit -n, ulimit -u; docker run --ulimit)";
+// ... and where it does not do what Linux does.
+const char* const kUseLinux = "Use Linux itself, without an emulation of its system calls";
+
 std::string system_words(const std::string& call) {
   return call + ": " + std::strerror(errno);
 }
@@ -45,8 +51,12 @@ std::string time_since(Clock::time_point start) {
   return count < 10'000 ? std::to_string(count) + " us" : std::to_string(count / 1000) + " ms";
 }
 
+// An error's text: its last sentence is what to do.
 Probe refused(const Error& error) {
-  return {.works = false, .seen = error.what(), .advice = {}};
+  const std::string text = error.what();
+  const std::size_t end = text.rfind(". ");
+  if (end == std::string::npos) return {.works = false, .seen = text, .advice = kMakeRoom};
+  return {.works = false, .seen = text.substr(0, end + 1), .advice = text.substr(end + 2)};
 }
 
 // A fork child that runs `body` (system calls only) and then waits to be killed.
@@ -141,16 +151,16 @@ Probe probe_pidfd() {
       ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
       ::listen(listener.get(), 1) != 0 ||
       ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return {.works = false, .seen = system_words("a Unix socket"), .advice = {}};
+    return {.works = false, .seen = system_words("a Unix socket"), .advice = kMakeRoom};
   }
   Child child([&] {
     const int client = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (::connect(client, reinterpret_cast<const sockaddr*>(&address), length) != 0) ::_exit(1);
   });
-  if (!child.started()) return {.works = false, .seen = system_words("fork"), .advice = {}};
+  if (!child.started()) return {.works = false, .seen = system_words("fork"), .advice = kMakeRoom};
   pollfd waiting{.fd = listener.get(), .events = POLLIN, .revents = 0};
   if (::poll(&waiting, 1, static_cast<int>(kSeenWithin.count())) != 1) {
-    return {.works = false, .seen = "a child process could not connect", .advice = {}};
+    return {.works = false, .seen = "a child process could not connect", .advice = kUseLinux};
   }
   const OwnedFd connection(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   const PeerIdentity peer = identify_peer(connection.get());
@@ -172,19 +182,20 @@ Probe probe_pidfd() {
 
 Probe probe_life_line() {
   const life_line::Ends ends = life_line::make_ends();
-  if (ends.held < 0) return {.works = false, .seen = system_words("pipe2"), .advice = {}};
+  if (ends.held < 0) return {.works = false, .seen = system_words("pipe2"), .advice = kMakeRoom};
   OwnedFd held(ends.held);
   const OwnedFd watched(ends.far);
   Child child([] {});  // holds what it inherits
-  if (!child.started()) return {.works = false, .seen = system_words("fork"), .advice = {}};
+  if (!child.started()) return {.works = false, .seen = system_words("fork"), .advice = kMakeRoom};
   held.reset();
   if (is_life_line_closed(watched.get())) {
-    return {.works = false, .seen = "a fork child does not hold what it inherits", .advice = {}};
+    return {
+        .works = false, .seen = "a fork child does not hold what it inherits", .advice = kUseLinux};
   }
   const auto killed = Clock::now();
   child.kill_unreaped();
   if (!ends_within(watched.get(), kSeenWithin)) {
-    return {.works = false, .seen = "its end is not seen", .advice = {}};
+    return {.works = false, .seen = "its end is not seen", .advice = kUseLinux};
   }
   Probe probe{.works = true,
               .seen = "its end is seen " + time_since(killed) + " after a kill",

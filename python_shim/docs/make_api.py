@@ -170,6 +170,11 @@ def api() -> str:
         parts += described_class(name, kind)
     for name, module in modules.items():
         parts += [f"## {name}", f"The module `torch_limbo.{name}`.", markdown(module.__doc__)]
+        for member in getattr(module, "__all__", ()):
+            function = getattr(module, member)
+            parts.append(f"### {name}.{member}")
+            parts.append(signature(f"{name}.{member}", function, skip_self=False))
+            parts.append(markdown(function.__doc__))
     parts += [
         "## Table of options",
         "`enable(name=value)`, or the environment variable `LIMBO_<NAME>` in upper case.",

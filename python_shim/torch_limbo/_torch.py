@@ -31,8 +31,8 @@ def refusal() -> Exception | None:
         if error.name != "torch":
             raise
         return ModuleNotFoundError(
-            f"torch_limbo needs torch {TORCH_MINOR}, and {sys.executable} has no torch: "
-            f"{sys.executable} -m pip install 'torch=={TORCH_MINOR}.*'",
+            f"torch_limbo needs torch {TORCH_MINOR}, and {sys.executable} has no torch. "
+            f"Install it: {sys.executable} -m pip install 'torch=={TORCH_MINOR}.*'",
             name="torch",
         )
     if is_right(torch.__version__):

@@ -1,4 +1,5 @@
-"""What a program calls: enable, share, receive, withdraw, collect, holders, stats, options.
+"""What a program calls: enable, share, receive, withdraw, is_orphaned, collect, holders, stats,
+options.
 
 All functions are thread-safe. None waits for a stream, a peer or another thread, except where its
 text says so. In a child that was forked after its parent had used the GPU they raise
@@ -145,18 +146,24 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     The receiver's work on the tensor comes behind what the current stream has queued now. The
     memory is not reused before the receiver has let go of it on its GPU. ``consumers``: how many
     processes are promised the memory, 1 to 1,000,000: until so many have opened the message
-    (however often each) it can be opened, also after this process has freed the tensor. ``ttl``:
-    how long a message that not all of them have opened keeps the memory, in seconds, above 0 and
-    at most a year, counted from the later of now and the free; by default the option
-    ``message_time_limit_ms``.
+    (however often each) it can be opened, also after this process has freed the tensor. With more
+    than one, a promise costs 16 bytes of this process until its message is over, all of them
+    together rounded up to a power of two. ``ttl``: how long a message that not all of them have
+    opened keeps the memory, in seconds, above 0 and at most 366 days, counted from the later of now
+    and the free; by default the option ``message_time_limit_ms``.
 
     A received tensor, or a view of one, is sent on: its owner is asked, and answers within a
     second. The receiver's work comes behind the owner's and this process's.
 
+    Blocks, as a launch would, where the current stream takes no more entries: behind a long kernel
+    that is after 1,021 of them.
+
     Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``bad_argument``
-    (``consumers`` out of range, a non-leaf that requires grad, named dimensions, a subclass of
-    Tensor other than Parameter), ``ledger_full``, ``no_channel``; of a received tensor also
-    ``withdrawn``, ``expired`` and ``producer_exited`` (send ``clone()``).
+    (``consumers`` or ``ttl`` out of range, a non-leaf that requires grad, named dimensions, a
+    subclass of Tensor other than Parameter), ``not_available_yet`` (the current stream is being
+    captured into a graph), ``ledger_full``, ``no_channel``, ``device_error`` (a driver call failed;
+    this process's GPU context is lost), ``forked_child``; of a received tensor also ``withdrawn``,
+    ``expired`` and ``producer_exited`` (send ``clone()``).
     """
     kind = checked_for_sending(tensor, ttl)
     if not isinstance(consumers, int):
@@ -213,11 +220,13 @@ def receive(
     given back behind the streams that used it when the last tensor on it dies; a stream other than
     the one that was current here is named by ``tensor.record_stream``. ``device``: open on another
     GPU than the owner's. Waits for the handshake with a producer's first message (at most 2 s) and
-    for the driver with the first message of a piece of memory.
+    for the driver with the first message of a piece of memory; blocks, as `share` does, where the
+    current stream takes no more entries.
 
     Errors: ``bad_descriptor``, ``gone``, ``withdrawn``, ``expired``, ``producer_exited``,
-    ``device_not_visible``, ``no_channel``, ``ledger_full``, ``device_error``, ``bad_argument``.
-    After an error nothing is held.
+    ``device_not_visible``, ``no_channel``, ``ledger_full``, ``device_error``, ``bad_argument``
+    (``device``; the current stream is being captured into a graph: receive before that),
+    ``forked_child``. After an error nothing is held.
     """
     _library.load()
     tensor = reductions.receive_tensor(data, device)
@@ -233,6 +242,16 @@ def withdraw(data: bytes | bytearray | memoryview) -> None:
     _library.load()
     with limbo_errors():
         torch.ops.limbo.withdraw(reductions.tensor_of(data))
+
+
+def is_orphaned(tensor: torch.Tensor) -> bool:
+    """Whether work on this tensor, of the process that lends it or of one that has sent it on, will
+    never be done: that process has died, or its GPU context is lost, before its queue had come so
+    far. The tensor stays readable; what it holds is unfinished. Answers for what the current
+    stream has passed: synchronise it first. False for a tensor that was not received; a ``clone()``
+    has no mark.
+    """
+    return _library.available() and bool(torch.ops.limbo.is_orphaned(tensor))
 
 
 def collect() -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from . import _library, api
-from .errors import LimboError
+from .devices import require_gpu
 
 ROUNDS = 7
 SIZES = (512, 4096, 1 << 20, 64 << 20)
@@ -106,10 +106,25 @@ def _native_allocation() -> dict[str, float]:
 
 
 def _sharing() -> list[Result]:
-    tensors = [empty(4096) for _ in range(_MESSAGES)]
     child = _child("receiving", stdin=subprocess.PIPE)
+    try:
+        return _shared_with(child)
+    except OSError:  # nobody reads what it is sent
+        raise _ended(child) from None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _ended(child: subprocess.Popen[str]) -> RuntimeError:
+    """What the child has to say stands on standard error, which is ours."""
+    return RuntimeError(f"the process that was lent to has ended with {child.wait()}")
+
+
+def _shared_with(child: subprocess.Popen[str]) -> list[Result]:
     assert child.stdin is not None
     assert child.stdout is not None
+    tensors = [empty(4096) for _ in range(_MESSAGES)]
     shares, receives, releases = [], [], []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
@@ -119,12 +134,11 @@ def _sharing() -> list[Result]:
         child.stdin.flush()
         answer = child.stdout.readline()
         if not answer:
-            raise LimboError("producer_exited", "The process that was lent to has ended.")
+            raise _ended(child)
         receive, release = json.loads(answer)
         receives.append(receive)
         releases.append(release)
         api.collect()
-    child.communicate()
     # The first round has the handshake and the opening of the memory in it.
     return [
         Result("share a tensor of 4 KiB", statistics.median(shares[1:])),
@@ -133,34 +147,47 @@ def _sharing() -> list[Result]:
     ]
 
 
-def echo(inbox: Any, outbox: Any) -> None:
+def echo(inbox: Any, answers: Any) -> None:
     """Sends each tensor's number of elements back until None comes."""
     while (tensor := inbox.get()) is not None:
-        outbox.put(tensor.numel())
+        answers.send(tensor.numel())
 
 
 def _queue() -> Result:
     import torch.multiprocessing as mp
 
     context = mp.get_context("spawn")
-    inbox, outbox = context.SimpleQueue(), context.SimpleQueue()
-    process = context.Process(target=echo, args=(inbox, outbox))
+    inbox = context.SimpleQueue()
+    answers, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=echo, args=(inbox, theirs))
     process.start()
+    theirs.close()  # so that the process's end is the end of its answers
     tensor = empty(4096)
 
     def there_and_back() -> None:
         inbox.put(tensor)
-        outbox.get()
+        answers.recv()
 
-    there_and_back()
-    found = microseconds(there_and_back, 100)
-    inbox.put(None)
-    process.join()
+    try:
+        there_and_back()
+        found = microseconds(there_and_back, 100)
+        inbox.put(None)
+        process.join()
+    except (EOFError, OSError):
+        process.join()
+        raise RuntimeError(
+            f"the process at the queue's other end has ended with {process.exitcode}"
+        ) from None
+    finally:
+        process.kill()
     return Result("a tensor through an mp.SimpleQueue, and an answer", found)
 
 
 def measure() -> list[Result]:
-    """Everything, in a few seconds. Errors: as `enable`, `share` and `receive`."""
+    """Everything, in a few seconds. Errors: ``device_error`` without a GPU, RuntimeError where a
+    second process ends; as `enable`, `share` and `receive`."""
+    if not _library.simulated_is_chosen():
+        require_gpu("LIMBO_DEVICE=simulated measures the simulated one.")
     native = _native_allocation()
     api.enable()
     results = [

@@ -76,12 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if refusal is not None:
         print(refusal, file=sys.stderr)
         return 1
-    from .errors import LimboError
-
     try:
         return _run(chosen)
-    except LimboError as error:
-        print(f"{error.code}: {error}", file=sys.stderr)
+    except RuntimeError as error:  # Limbo's, which have a code, and torch's
+        print(f"{getattr(error, 'code', 'error')}: {error}", file=sys.stderr)
         return 1
 
 

@@ -25,7 +25,8 @@ import torch
 import torch.multiprocessing as mp
 
 from . import _library, api
-from .errors import LimboError, limbo_errors
+from .devices import require_gpu
+from .errors import limbo_errors
 
 #: The trainer waits for an answer of the inference process for this long, in seconds.
 _ANSWER_S = 60.0
@@ -171,13 +172,11 @@ def _choose(device: str) -> str:
         device = os.environ["LIMBO_DEVICE"]
     if device == "simulated":
         return device
+    if device == "cuda":
+        require_gpu("Use --device simulated, or auto.")
+        return device
     if torch.cuda.is_available():
         return "cuda"
-    if device == "cuda":
-        raise LimboError(
-            "device_error",
-            "There is no GPU that torch can use here. Use --device simulated, or auto.",
-        )
     print("No GPU that torch can use: this runs on the simulated device.")
     return "simulated"
 

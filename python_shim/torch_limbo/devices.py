@@ -27,6 +27,12 @@ class DeviceByUuid(int):
 _uuids: dict[int, str] = {}
 
 
+def require_gpu(advice: str) -> None:
+    """Raise ``device_error`` unless torch can use a GPU here."""
+    if not torch.cuda.is_available():
+        raise LimboError("device_error", f"There is no GPU that torch can use here. {advice}")
+
+
 def by_uuid(device: torch.device) -> DeviceByUuid:
     index = device.index or 0
     if index not in _uuids:
@@ -72,18 +78,28 @@ def device_argument(device: Any) -> int:
     return 0 if _library.simulated() else torch.cuda.current_device()
 
 
+_KINDS = ("GPU-", "MIG-")
+
+
 def _is_uuid(text: str) -> bool:
-    """Whether a string is a GPU's UUID, with "GPU-" in front of it or not."""
-    return text.startswith("GPU-") or (len(text) == 36 and text.count("-") == 4)
+    """Whether a string is the UUID of a GPU or of a part of one (MIG), with "GPU-" or "MIG-" in
+    front of it or not."""
+    return text.startswith(_KINDS) or (len(text) == 36 and text.count("-") == 4)
+
+
+def _bare(uuid: str) -> str:
+    for kind in _KINDS:
+        uuid = uuid.removeprefix(kind)
+    return uuid.lower()
 
 
 def _index_of_uuid(uuid: str) -> int:
-    wanted = uuid.removeprefix("GPU-").lower()
+    wanted = _bare(uuid)
     seen = []
     if not _library.simulated():
         for index in range(torch.cuda.device_count()):
             found = str(torch.cuda.get_device_properties(index).uuid)
-            if found.removeprefix("GPU-").lower() == wanted:
+            if _bare(found) == wanted:
                 return index
             seen.append(found)
     raise LimboError(

@@ -8,88 +8,44 @@ and gives it back by that.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import os
-import select
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from . import _torch
 from ._version import __version__
+from .capability import FAILS, NEEDED, NOT_NEEDED, UNKNOWN, WORKS, Capability, attempt, failed
 
-WORKS, FAILS, NOT_NEEDED, UNKNOWN = "works", "does not", "not needed", "not tried"
-
-#: How the lines behind the first three follow one another.
-_ORDER = (
-    "memory handles",
-    "stream memory operations",
-    "runtime directory",
-    "pidfd",
-    "life line",
-    "memfd seals",
-    "MPS",
-    "namespaces",
-    "peer access",
-)
 #: The first driver version that has what lending needs: CUDA 12.
 _DRIVER_NEEDED = 12000
-#: Killed receivers' memory must be back after this, in seconds (2 s of grace, and some more).
-_RETURN_S = 10.0
-#: A receiver starts, and opens memory, within this time, in seconds; it takes a few.
-_ANSWER_S = 60.0
-
-
-@dataclass(frozen=True)
-class Capability:
-    """One line of the report."""
-
-    name: str
-    state: str
-    seen: str
-    advice: str = ""
-    needed: bool = True
-    """Without it nothing can be lent."""
-
-    def line(self, width: int) -> str:
-        """As it is printed; `width` is that of the longest name."""
-        advice = f" To do: {self.advice.rstrip('.')}." if self.advice else ""
-        return f"{self.name:{width}}  {self.state:10}  {self.seen.rstrip('.')}.{advice}"
 
 
 def report() -> list[Capability]:
-    """Try everything; nothing is raised."""
-    torch_line = _torch_capability()
-    driver = _driver()
-    if torch_line.state == FAILS:
-        return [torch_line, driver]
-    lines = {line.name: line for line in (_gpu(), *_probes())}
-    gpu = lines["GPU"]
-    if gpu.state == WORKS:
-        tried = _lending()
+    """Try everything, a line for each; nothing is raised."""
+    lines = {line.name: line for line in (_torch_capability(), _driver(), _mps())}
+    if lines["torch"].state == FAILS:
+        why = "Limbo cannot be loaded"
     else:
-        tried = [
-            Capability(name, UNKNOWN, "there is no GPU", needed=needed)
-            for name, needed in (
-                ("memory handles", True),
-                ("namespaces", False),
-                ("peer access", False),
-            )
-        ]
-    for line in tried:
-        if line.name == "life line":  # what was seen of a killed receiver, behind the probe's
-            before = lines["life line"]
-            if before.state == WORKS:
-                line = replace(line, seen=f"{before.seen}; {line.seen}", advice=before.advice)
-        lines[line.name] = line
-    lines["MPS"] = _mps()
-    return [torch_line, driver, gpu, *(lines[name] for name in _ORDER if name in lines)]
+        found = [*attempt(("GPU",), _gpu), *_probes()]
+        lines.update({line.name: line for line in found})
+        why = "there is no GPU"
+        if lines["GPU"].state == WORKS:
+            from .lending_trial import lending
+
+            for line in lending():
+                lines[line.name] = _both(lines.get(line.name), line)
+    return [lines.get(name, Capability(name, UNKNOWN, why)) for name in NEEDED]
+
+
+def _both(probed: Capability | None, tried: Capability) -> Capability:
+    """One line of what the library's probe says and of what was seen of another process."""
+    if probed is None or tried.state == UNKNOWN:
+        return tried if probed is None else probed
+    if probed.state == WORKS:
+        advice = tried.advice or probed.advice
+        return replace(tried, seen=f"{probed.seen}; {tried.seen}", advice=advice)
+    return replace(probed, seen=f"{probed.seen}; {tried.seen}")
 
 
 def can_lend(lines: list[Capability]) -> bool:
@@ -102,7 +58,7 @@ def run_doctor(as_json: bool) -> int:
     lines = report()
     good = can_lend(lines)
     if as_json:
-        capabilities = [asdict(line) for line in lines]
+        capabilities = [{**asdict(line), "needed": line.needed} for line in lines]
         print(
             json.dumps(
                 {"limbo": __version__, "can_lend": good, "capabilities": capabilities}, indent=2
@@ -112,7 +68,7 @@ def run_doctor(as_json: bool) -> int:
     width = max(len(line.name) for line in lines)
     for line in lines:
         print(line.line(width))
-    missing = [line.name for line in lines if line.needed and line.state in (FAILS, UNKNOWN)]
+    missing = [line.name for line in lines if line.needed and line.state == FAILS]
     print()
     print("Lending works here." if good else f"Nothing can be lent here: {', '.join(missing)}.")
     return 0 if good else 1
@@ -121,7 +77,7 @@ def run_doctor(as_json: bool) -> int:
 def _torch_capability() -> Capability:
     refusal = _torch.refusal()
     if refusal is not None:
-        return Capability("torch", FAILS, str(refusal))
+        return failed("torch", refusal)
     import torch
 
     from . import _library
@@ -130,7 +86,8 @@ def _torch_capability() -> Capability:
     try:
         _library.load()
     except LimboError as error:
-        return Capability("torch", FAILS, f"torch {torch.__version__}, but {error}")
+        line = failed("torch", error)
+        return replace(line, seen=f"torch {torch.__version__}, but {line.seen}")
     path = _library.library_path()
     return Capability("torch", WORKS, f"torch {torch.__version__}; Limbo {__version__} in {path}")
 
@@ -178,12 +135,8 @@ def _gpu() -> Capability:
     import torch
 
     from . import _library
-    from .errors import LimboError
 
-    try:
-        rows = _library.json_of(_library.load().limbo_devices_json())
-    except LimboError as error:
-        return Capability("GPU", FAILS, str(error))
+    rows = _library.json_of(_library.load().limbo_devices_json())
     if not rows:
         return Capability("GPU", FAILS, "none is visible", "look at CUDA_VISIBLE_DEVICES")
     parts = []
@@ -197,31 +150,39 @@ def _gpu() -> Capability:
 
 def _probes() -> list[Capability]:
     """The library's probes, of every GPU."""
+    hosts = ("runtime directory", "pidfd", "life line", "memfd seals")
+    streams = ("stream memory operations",)
+    return [*attempt(hosts, lambda: _probed(-1)), *attempt(streams, _stream_memory_operations)]
+
+
+def _probed(device: int) -> list[Capability]:
+    from . import _library
+
+    rows = _library.json_of(_library.load().limbo_probes_json(device))
+    states = {True: WORKS, False: FAILS}
+    return [
+        Capability(row["name"], states[row["works"]], row["seen"], row["advice"]) for row in rows
+    ]
+
+
+def _stream_memory_operations() -> list[Capability]:
+    """Of every GPU in one line; nothing where there is none."""
     from . import _library
     from .errors import LimboError
 
-    library = _library.load()
-    lines = []
-    for row in _library.json_of(library.limbo_probes_json(-1)):
-        state = WORKS if row["works"] else FAILS
-        lines.append(Capability(row["name"], state, row["seen"], row["advice"]))
-    streams = Capability("stream memory operations", UNKNOWN, "there is no GPU")
+    name = "stream memory operations"
     try:
-        for gpu in _library.json_of(library.limbo_devices_json()):
-            (row,) = (
-                row
-                for row in _library.json_of(library.limbo_probes_json(gpu["index"]))
-                if row["name"] == streams.name
-            )
-            seen = f"GPU {gpu['index']}: {row['seen']}"
-            if streams.state != UNKNOWN:
-                seen = f"{streams.seen}; {seen}"
-            works = row["works"] and streams.state != FAILS
-            state, advice = (WORKS, "") if works else (FAILS, row["advice"] or streams.advice)
-            streams = Capability(streams.name, state, seen, advice)
+        gpus = _library.json_of(_library.load().limbo_devices_json())
     except LimboError:
-        pass  # the line of the GPU says it
-    return [*lines, streams]
+        return []  # the line of the GPU says it
+    found = {
+        gpu["index"]: line for gpu in gpus for line in _probed(gpu["index"]) if line.name == name
+    }
+    if not found:
+        return []
+    seen = "; ".join(f"GPU {index}: {line.seen}" for index, line in found.items())
+    refused = [line for line in found.values() if line.state == FAILS]
+    return [replace(refused[0], seen=seen) if refused else Capability(name, WORKS, seen)]
 
 
 def _mps() -> Capability:
@@ -230,189 +191,7 @@ def _mps() -> Capability:
     named = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
     runs = os.path.exists(os.path.join(place, "control"))
     if not named and not runs:
-        return Capability("MPS", NOT_NEEDED, "no server runs", needed=False)
+        return Capability("MPS", NOT_NEEDED, "no server runs")
     seen = f"its place is {place}, where {'a' if runs else 'no'} server listens"
     seen += "; a dead receiver's memory comes back after 2 s of grace"
-    return Capability("MPS", WORKS, seen, needed=False)
-
-
-class _Receiver:
-    """A process that opens messages; receiver.py is its other side."""
-
-    def __init__(self, *wrapper: str) -> None:
-        command = [*wrapper, sys.executable, "-m", "torch_limbo.receiver"]
-        package = str(Path(__file__).resolve().parent.parent)
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-
-    def __enter__(self) -> _Receiver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def read(self, message: bytes, device: int = -1) -> str:
-        """The sum of the tensor, or what went wrong in one line."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(f"{device} {message.hex()}\n")
-            self._process.stdin.flush()
-            # A line at a time: nothing is read ahead.
-            if not select.select([self._process.stdout], [], [], _ANSWER_S)[0]:
-                return f"it gave no answer for {_ANSWER_S:g} s"
-            answer = self._process.stdout.readline().strip()
-        except OSError:
-            answer = ""
-        if answer:
-            return answer
-        self._process.kill()
-        _, errors = self._process.communicate()
-        lines = [line.strip() for line in errors.splitlines() if line.strip()]
-        return lines[-1] if lines else f"the process ended with {self._process.returncode}"
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-def _lending() -> list[Capability]:
-    """What only two processes can show."""
-    import torch
-
-    from . import _library, api
-    from .errors import LimboError
-
-    def filled(device: int) -> torch.Tensor:
-        if not _library.simulated():
-            return torch.full((1024,), 3.0, device=torch.device("cuda", device))
-        made: torch.Tensor = torch.ops.limbo.sim_empty([1024], dtype=torch.float32, device=device)
-        torch.ops.limbo.sim_fill(made, 3.0)
-        return made
-
-    try:
-        api.enable()
-        with _Receiver() as receiver:
-            return [
-                *_lend_and_kill(filled, receiver),
-                _namespaces(filled),
-                _peer_access(filled),
-            ]
-    except (LimboError, RuntimeError, OSError) as error:
-        return [Capability("memory handles", FAILS, f"lending to a process: {error}")]
-
-
-_EXPECTED = "sum 3072.0"
-
-
-def _lend_and_kill(
-    filled: Callable[[int], Any], receiver: _Receiver
-) -> tuple[Capability, Capability]:
-    from . import api
-
-    tensor = filled(0)
-    answer = receiver.read(api.share(tensor))
-    if answer != _EXPECTED:
-        lent = Capability(
-            "memory handles",
-            FAILS,
-            f"a process that was lent memory says: {answer}",
-            "in containers start both with one IPC namespace (docker run --ipc)",
-        )
-        return lent, Capability("life line", UNKNOWN, "nothing could be lent")
-    lent = Capability("memory handles", WORKS, "another process read what it was lent")
-    del tensor
-    api.collect()
-    killed = time.monotonic()
-    receiver.kill()
-    while api.stats()["limbo_blocks"] and time.monotonic() - killed < _RETURN_S:
-        api.collect()
-        time.sleep(0.0005)
-    passed = f"{(time.monotonic() - killed) * 1e3:.0f} ms"
-    if api.stats()["limbo_blocks"]:
-        why = "; ".join(holder.why for holder in api.holders() if holder.why)
-        return lent, Capability(
-            "life line", FAILS, f"a killed receiver's memory is not back after {passed}: {why}"
-        )
-    return lent, Capability("life line", WORKS, f"a killed receiver's memory came back in {passed}")
-
-
-def _namespaces(filled: Callable[[int], Any]) -> Capability:
-    """Lends to a process of another pid namespace."""
-    from . import api
-
-    name = "namespaces"
-    inside = _pid_namespace()
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return Capability(
-            name, UNKNOWN, f"{inside}; there is no unshare (util-linux) to make one with", "", False
-        )
-    wrapper = [unshare, "--fork", "--kill-child", "--pid"]
-    if os.geteuid() != 0:
-        wrapper += ["--user", "--map-root-user"]
-    refused = subprocess.run([*wrapper, "true"], capture_output=True, text=True, check=False)
-    if refused.returncode != 0:
-        words = (refused.stderr.strip().splitlines() or ["unshare failed"])[-1]
-        return Capability(
-            name, UNKNOWN, f"{inside}; another cannot be made here ({words})", "", False
-        )
-    with _Receiver(*wrapper) as receiver:
-        answer = receiver.read(api.share(filled(0)))
-    if answer == _EXPECTED:
-        return Capability(
-            name, WORKS, f"{inside}; a process of another one read what it was lent", "", False
-        )
-    return Capability(
-        name,
-        FAILS,
-        f"{inside}; a process of another one says: {answer}",
-        "give containers that lend to each other one runtime directory, and one pid and IPC "
-        "namespace where the driver asks for it",
-        False,
-    )
-
-
-def _pid_namespace() -> str:
-    try:
-        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return "which pid namespace this is cannot be read"
-    numbers = next(
-        (line.split()[1:] for line in text.splitlines() if line.startswith("NSpid:")), []
-    )
-    if len(numbers) > 1:
-        return f"this process is {len(numbers) - 1} pid namespaces inside of /proc's"
-    return "this process is in /proc's pid namespace"
-
-
-def _peer_access(filled: Callable[[int], Any]) -> Capability:
-    """Opens memory of each GPU on each other one."""
-    from . import _library, api
-
-    name = "peer access"
-    count = len(_library.json_of(_library.load().limbo_devices_json()))
-    if count < 2:
-        return Capability(name, NOT_NEEDED, "there is one GPU", needed=False)
-    refused = []
-    with _Receiver() as receiver:
-        for owner, other in itertools.permutations(range(count), 2):
-            answer = receiver.read(api.share(filled(owner)), other)
-            if answer != _EXPECTED:
-                refused.append(f"GPU {owner}'s memory on GPU {other}: {answer}")
-    if refused:
-        return Capability(
-            name,
-            FAILS,
-            "; ".join(refused),
-            "lend to processes on the same GPU, or copy",
-            needed=False,
-        )
-    return Capability(name, WORKS, f"memory of each of {count} GPUs read on each other", "", False)
+    return Capability("MPS", WORKS, seen)

@@ -25,6 +25,8 @@ import torch
 
 from . import _library
 
+__all__ = ["beginning_capture", "keep_for_graph"]
+
 
 def keep_for_graph() -> bool:
     """Keep what was received for the graph that the current stream is being captured into.
@@ -45,9 +47,11 @@ def keep_for_graph() -> bool:
 
 @contextlib.contextmanager
 def beginning_capture() -> Iterator[None]:
-    """Put this around the beginning of a capture of the current stream, and nothing else.
+    """``with beginning_capture():`` around the beginning of a capture of the current stream, and
+    nothing else.
 
-    Waits, at most 100 ms, for other threads of this process that release or send just now.
+    Waits, at most 100 ms, for other threads of this process that release or send just now. Errors:
+    ``device_error``.
     """
     if not _library.is_loaded():
         yield

@@ -13,7 +13,8 @@ from .registry import Registry
 
 def rows() -> list[dict[str, Any]]:
     """Every living process of this user that lends: what names it, its names, its holders, and
-    ``error`` where it does not answer (else empty). Each waits at most a second."""
+    ``error`` where it does not answer (else empty). Each is waited for at most 2 s. Processes that
+    end meanwhile are passed over."""
     names: dict[str, list[str]] = {}
     for published in Registry().names():
         names.setdefault(published.owner.incarnation, []).append(published.name)
@@ -24,6 +25,8 @@ def rows() -> list[dict[str, Any]]:
         try:
             row["holders"] = [asdict(holder) for holder in api.holders(process)]
         except LimboError as error:
+            if error.code == "producer_exited":
+                continue
             row["error"] = f"{error.code}: {error}"
         made.append(row)
     return made

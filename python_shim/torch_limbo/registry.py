@@ -17,7 +17,6 @@ asks, and the memory is not reused before each of them has let go of it on its G
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from dataclasses import dataclass
@@ -76,8 +75,9 @@ class Registry:
         the values are new. ``ttl``: as in `share`, of each message that an acquirer does not open.
 
         Errors: those of `share`; ``name_taken`` (by a living process, this one too: `unpublish`
-        first), ``busy`` (the names are locked for 2 s), ``bad_argument`` (the name; a tensor
-        without elements), ``not_lendable`` (also received memory, which its owner publishes).
+        first), ``busy`` (the names are locked for 2 s), ``bad_argument`` (the name),
+        ``not_lendable`` (also a tensor without elements, and received memory, which its owner
+        publishes).
         After an error nothing is published.
         """
         full_name = self._full(name)
@@ -181,16 +181,24 @@ class Registry:
         """Have every process of this user that lends take back what receivers held that have ended.
 
         As `torch_limbo.reap`, which does it for this process, and like it not needed in ordinary
-        programs. Processes that end meanwhile are passed over.
+        programs. Processes that end meanwhile are passed over. A process that does not answer (it
+        is stopped, say) is an error, ``no_channel``, raised when all others have been asked.
         """
         total = api.reap(force)
         own = api.own_incarnation()
+        silent: LimboError | None = None
         for process in api.processes():
             if process.incarnation == own:
                 continue
-            with contextlib.suppress(LimboError):  # it has ended: nothing is to be taken back
+            try:
                 reaped = api.reap(force, process)
-                total = api.Reaped(total.processes + reaped.processes, total.claims + reaped.claims)
+            except LimboError as error:
+                if error.code != "producer_exited":  # else nothing is to be taken back
+                    silent = silent or error
+                continue
+            total = api.Reaped(total.processes + reaped.processes, total.claims + reaped.claims)
+        if silent is not None:
+            raise silent
         return total
 
     def close(self) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
@@ -83,6 +86,20 @@ class Peer:
         os.kill(self.pid, signal.SIGKILL)
         self.process.join(30)
         self._connection.close()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Every thread of it stands still meanwhile."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            while not all(
+                task.read_text(encoding="ascii").rpartition(") ")[2].startswith("T")
+                for task in Path(f"/proc/{self.pid}/task").glob("*/stat")
+            ):
+                time.sleep(0.001)
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Let it end by itself."""

@@ -69,6 +69,63 @@ def test_the_demo_on_a_gpu_that_is_not_there(named_by: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_benchmark_without_a_gpu() -> None:
+    done = run("bench", CUDA_VISIBLE_DEVICES="", LIMBO_DEVICE="auto")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("device_error: There is no GPU that torch can use here.")
+    assert "LIMBO_DEVICE=simulated" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_benchmark_whose_other_process_ends_says_so() -> None:
+    code = """
+import operator, subprocess
+import torch_limbo
+from torch_limbo import bench
+
+def ends(role, **pipes):
+    return subprocess.Popen(["sh", "-c", "exit 3"], text=True, stdout=subprocess.PIPE, **pipes)
+
+def said(call):
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+
+if __name__ == "__main__":
+    torch_limbo.enable(exit_drain_ms=0)
+    bench._child = ends
+    print(said(bench._sharing))
+    bench.echo = operator.is_  # does nothing
+    print(said(bench._queue))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "LIMBO_DEVICE": "simulated"},
+    )
+    assert done.stdout.splitlines() == [
+        "the process that was lent to has ended with 3",
+        "the process at the queue's other end has ended with 0",
+    ], done.stderr
+
+
+def test_an_error_of_torch_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch_limbo import cli
+
+    def fail(_: object) -> int:
+        raise RuntimeError("torn")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["ls"]) == 1
+    assert capsys.readouterr().err == "error: torn\n"
+
+
 def test_what_is_measured_beside_limbo_is_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_limbo import bench
 

@@ -72,16 +72,30 @@ def test_who_lends_what_to_whom(shared_peer: Peer) -> None:
     del tensor
 
 
-def test_a_process_that_does_not_answer_is_said(
+def test_a_process_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stopped is not ended."""
+    with Peer() as lender:
+        lender.call(remote.make, "t", (3,), 1.0)
+        with lender.stopped():
+            assert listing.run_ls(as_json=False) == 1
+            with pytest.raises(torch_limbo.LimboError) as caught:
+                torch_limbo.Registry().reap()
+        lines = capsys.readouterr().out.splitlines()
+        (at,) = (i for i, line in enumerate(lines) if f"process {lender.pid} lends" in line)
+        assert lines[at + 1].startswith("  does not answer: no_channel: ")
+        assert caught.value.code == "no_channel"
+        lender.call(remote.drop_all)
+
+
+def test_a_process_that_has_ended_meanwhile_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ghost = torch_limbo.LendingProcess(1, "0" * 32, "/nowhere")
-    monkeypatch.setattr(listing.api, "processes", lambda: [ghost])
-    assert listing.run_ls(as_json=False) == 1
-    assert "does not answer: producer_exited: " in capsys.readouterr().out
-    monkeypatch.setattr(listing.api, "processes", list)
-    assert listing.run_ls(as_json=False) == 0
-    assert capsys.readouterr().out == "No process of this user lends anything.\n"
+    for processes in ([ghost], []):
+        monkeypatch.setattr(listing.api, "processes", lambda processes=processes: processes)
+        assert listing.run_ls(as_json=False) == 0
+        assert capsys.readouterr().out == "No process of this user lends anything.\n"
+        assert torch_limbo.Registry().reap() == torch_limbo.Reaped(0, 0)
 
 
 def test_numbers_of_bytes_for_people() -> None:

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.multiprocessing.reductions as torch_reductions
 import torch_limbo
 from peer import Peer
+from torch_limbo import devices
 from torch_limbo.devices import DeviceByUuid
 from torch_limbo.reductions import LimboStorage, send_by_descriptor
 
@@ -58,11 +60,25 @@ def test_the_device_index_says_by_uuid_until_somebody_writes_it() -> None:
     for meant in (untouched, 0, torch.device("cuda", 0), "cuda:0"):
         written = (*arguments[:6], meant, *arguments[7:])
         assert function(*written).device == torch.device("cuda", 0)
-    written = (*arguments[:6], "GPU-11111111-2222-3333-4444-555555555555", *arguments[7:])
-    with pytest.raises(torch_limbo.LimboError) as caught:
-        function(*written)
-    assert caught.value.code == "device_not_visible"
+    uuid = "11111111-2222-3333-4444-555555555555"
+    for meant in (uuid, f"GPU-{uuid}", f"MIG-{uuid}", f"MIG-GPU-{uuid}/1/0"):
+        written = (*arguments[:6], meant, *arguments[7:])
+        with pytest.raises(torch_limbo.LimboError) as caught:
+            function(*written)
+        assert caught.value.code == "device_not_visible", meant
+        assert meant in str(caught.value)
     del tensor
+
+
+def test_a_uuid_finds_its_gpu_or_its_part_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = [f"1111111{index}-2222-3333-4444-55555555aAbB" for index in range(2)]
+    properties = [types.SimpleNamespace(uuid=uuid) for uuid in uuids]
+    monkeypatch.setattr(devices._library, "simulated", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+    for index, uuid in enumerate(uuids):
+        for meant in (uuid, f"GPU-{uuid}", f"MIG-{uuid}", f"MIG-{uuid}".upper()):
+            assert devices.device_argument(meant) == index
 
 
 def test_keywords_work_as_with_torch() -> None:

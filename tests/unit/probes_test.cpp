@@ -56,6 +56,7 @@ TEST_F(ProbesTest, WithoutDescriptorsEachSaysSo) {
   for (const Probe& probe : probes) {
     EXPECT_FALSE(probe.works);
     EXPECT_NE(probe.seen.find("Too many open files"), std::string::npos) << probe.seen;
+    EXPECT_FALSE(probe.advice.empty()) << probe.seen;
   }
 }
 
