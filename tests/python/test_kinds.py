@@ -5,8 +5,9 @@ What torch rebuilds by CUDA kernels (sparse COO, strided nested tensors) is in g
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import remote
@@ -117,24 +118,101 @@ def test_what_shares_a_storage_shares_it_there(peer: Peer) -> None:
     peer.call(remote.drop_all)
 
 
-def test_memory_of_another_allocator_takes_torchs_own_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What Limbo has not allocated is torch's: its reducer is asked, with the tensor as it is."""
-    asked: list[torch.Tensor] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the tensors that torch's own reducer is given; it answers "torch's own"."""
+    ids: list[int] = []
 
     def stock(tensor: torch.Tensor) -> Any:
-        asked.append(tensor)
+        ids.append(id(tensor))
         return (str, ("torch's own",))
 
     monkeypatch.setattr(torch_limbo.reductions, "_stock_reduce_tensor", stock)
-    foreign = torch.empty(3, device="meta")
-    on_the_cpu = torch.ones(3)
-    for tensor in (foreign, on_the_cpu):
+    return ids
+
+
+def test_what_is_on_no_gpu_takes_torchs_own_way(asked: list[int]) -> None:
+    others = [torch.ones(3), torch.empty(3, device="meta")]
+    for tensor in others:
         assert torch_limbo.reductions.reduce_tensor(tensor) == (str, ("torch's own",))
-    own = sim.full((3,), 1.0)
-    function, arguments = torch_limbo.reductions.reduce_tensor(own)
-    assert function is not str
-    assert [id(tensor) for tensor in asked] == [id(foreign), id(on_the_cpu)]
-    torch_limbo.withdraw(arguments[7])
-    del own
+    assert asked == [id(tensor) for tensor in others]
+
+
+class _Foreign(ctypes.Structure):
+    """DLPack's DLManagedTensor: how others hand their CUDA memory to torch."""
+
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("offset_bytes", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+def over(address: int, elements: int) -> torch.Tensor:
+    """A CUDA tensor of 32-bit floats over memory that somebody else has there."""
+    shape = (ctypes.c_int64 * 1)(elements)
+    made = _Foreign(address, 2, 0, 1, 2, 32, 1, shape, None, 0, None, None)
+    _FOREIGN.append((shape, made))
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    tensor: torch.Tensor = torch.from_dlpack(capsule(ctypes.addressof(made), b"dltensor", None))
+    return tensor
+
+
+_FOREIGN: list[Any] = []
+
+
+def test_cuda_memory_of_others_takes_torchs_own_way(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Limbo has not allocated is torch's: its reducer is asked, with the tensor as it is.
+    Limbo is imported here and not enabled; what it lends on the simulated device is its own."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    assert torch.cuda.get_allocator_backend() == "native"
+    own = sim.full((4,), 1.0)
+    host = torch.zeros(4)
+    foreign = {
+        "no memory of Limbo's": over(host.data_ptr(), 4),
+        "free memory in Limbo's segment": over(own.data_ptr() + (1 << 19), 4),
+        "a block and what is behind it": over(own.data_ptr(), 1024),
+    }
+    for what, tensor in foreign.items():
+        assert tensor.is_cuda
+        assert tensor.numel() in (4, 1024)
+        assert torch_limbo.reductions.reduce_tensor(tensor) == (str, ("torch's own",)), what
+        with pytest.raises(torch_limbo.LimboError) as caught:
+            torch_limbo.share(tensor)
+        assert caught.value.code == "not_lendable", what
+        assert not torch_limbo.is_orphaned(tensor)
+    assert asked == [id(tensor) for tensor in foreign.values()]
+    # Whoever stands in between: the memory is Limbo's.
+    for tensor in (own, over(own.data_ptr(), 4)):
+        function, arguments = torch_limbo.reductions.reduce_tensor(tensor)
+        assert function is not str
+        torch_limbo.withdraw(arguments[7])
+    assert len(asked) == len(foreign)
+    foreign.clear()
+    del own, tensor
+
+
+def test_memory_of_others_that_cannot_grow_keeps_its_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch refuses as well, and has changed the shape by then."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    host = torch.zeros(4)
+    tensor = over(host.data_ptr(), 4)
+    with pytest.raises(RuntimeError, match=r"storage that is not resizable"):
+        tensor.resize_(5)
+    assert tuple(tensor.shape) == (4,)
+    assert tuple(tensor.resize_(2).shape) == (2,)

@@ -103,6 +103,14 @@ def test_a_consumer_that_knows_no_limbo() -> None:
     assert result["exit"] == 0
 
 
+def test_memory_of_torchs_allocator_goes_torchs_way() -> None:
+    result = run_script("not_enabled.py")
+    assert (result["backend"], result["storage_class"]) == ("native", "torch")
+    assert (result["total"], result["received"]) == (499500, False)
+    assert result["code"] == "not_lendable"
+    assert result["exit"] == 0
+
+
 def test_messages_between_two_limbo_processes() -> None:
     result = run_script("roundtrip.py")
     assert result["failures"] == []
