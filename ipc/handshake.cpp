@@ -1,10 +1,12 @@
 #include "ipc/handshake.h"
 
+#include <string>
 #include <utility>
 
 #include "ipc/call.h"
 #include "ipc/fail_points.h"
 #include "ipc/lease_watch.h"
+#include "ipc/ledger_options.h"
 #include "ipc/life_line.h"
 
 namespace limbo {
@@ -15,6 +17,19 @@ constexpr CallWords kSender{.who = "The sender",
                             .has_ended = "The process that sent this has ended",
                             .while_alive = "Keep the sender alive until its messages are opened.",
                             .names_refuser = true};
+
+// What a message says is believed only as far as this process can follow: it keeps a list of its
+// claims.
+void check_capacities(const Call& call, const Capacities& theirs) {
+  const auto check = [&](const char* option, std::uint32_t value, std::uint32_t most) {
+    if (value <= most) return;
+    call.fail("its welcome says that its " + std::string(option) + " is " + std::to_string(value) +
+              ", and no sender's is over " + std::to_string(most));
+  };
+  check("ledger_pieces", theirs.pieces, kMostCapacities.pieces);
+  check("ledger_claims", theirs.claims, kMostCapacities.claims);
+  check("ledger_timelines", theirs.timelines, kMostCapacities.timelines);
+}
 
 }  // namespace
 
@@ -38,6 +53,7 @@ Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
   if (type != MessageType::kWelcome || !decode(packet.bytes, welcome)) {
     call.fail("its answer is not a welcome");
   }
+  check_capacities(call, welcome.capacities);
   if (welcome.incarnation != address.incarnation) call.fail("somebody else listens there");
   if (!is_life_line(packet.descriptors[3].get())) call.fail("its life line is none");
   Handshake result;

@@ -8,21 +8,21 @@ namespace {
 constexpr std::int64_t kDayMs = 24LL * 60 * 60 * 1000;
 
 const Option kExports(
-    {"ledger_exports", "", 1, std::int64_t{1} << protocol::kExportIndexBits, 1 << 20,
+    {"ledger_exports", "", 1, kMostCapacities.exports, 1 << 20,
      "messages of this process that are in flight, open or held at one time; fixed "
      "by its first send"});
 const Option kPieces(
-    {"ledger_pieces", "", 1, 1 << 22, 1 << 16,
+    {"ledger_pieces", "", 1, kMostCapacities.pieces, 1 << 16,
      "segments of this process that are lent at one time; fixed by its first send"});
 const Option kClaims({.name = "ledger_claims",
                       .unit = "",
                       .minimum = protocol::kGroupClaims,
-                      .maximum = 1 << 22,
+                      .maximum = kMostCapacities.claims,
                       .default_value = 1 << 16,
                       .meaning = "messages of this process that one consumer holds at one time; a "
                                  "multiple of 512; fixed by its first send",
                       .multiple_of = protocol::kGroupClaims});
-const Option kTimelines({"ledger_timelines", "", 2, 1 << 20, 4096,
+const Option kTimelines({"ledger_timelines", "", 2, kMostCapacities.timelines, 4096,
                          "streams of this process with sends under way; fixed by its first send"});
 const Option kScans({"ledger_scans_per_second", "", 1, 1'000'000'000, 200'000,
                      "groups of 512 claims that are scanned for one consumer; fixed by its first "

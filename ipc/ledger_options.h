@@ -9,6 +9,13 @@
 
 namespace limbo {
 
+// What the options can be at most: tables of a process are never larger.
+inline constexpr Capacities kMostCapacities{
+    .exports = std::uint32_t{1} << protocol::kExportIndexBits,
+    .pieces = 1U << 22,
+    .claims = 1U << 22,
+    .timelines = 1U << 20};
+
 // Made before the process's ledger, for which all of them but message_time_limit_ms are read once.
 // Throws kUnknownOption where one of them cannot be read.
 [[nodiscard]] FixedOptions fix_ledger_options();

@@ -255,6 +255,13 @@ std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptor
   return {};
 }
 
+ErrorCode code_of_wrong(const MessageHeader& header) noexcept {
+  const Shape shape = shape_of(header.type);
+  const bool is_reserved =
+      header.version == kMessageVersion && !shape.name.empty() && !shape.available;
+  return is_reserved ? ErrorCode::kNotAvailableYet : ErrorCode::kBadArgument;
+}
+
 bool decode(std::span<const std::byte> bytes, Hello& message) {
   FieldReader in = body(bytes);
   message.ledger_version = in.number<std::uint32_t>();

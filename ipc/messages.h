@@ -9,8 +9,8 @@
 //
 // All numbers are little endian. Descriptors travel beside the bytes; each type has its number of
 // them. An unknown type or version is answered by an error that names both, and the connection goes
-// on; so is a message of the wrong length or with the wrong descriptors. Only what stands before the
-// fields keeps its form in every version.
+// on; so is a message of the wrong length or with the wrong descriptors. An error is never answered.
+// Only what stands before the fields keeps its form in every version.
 #pragma once
 
 #include <cstddef>
@@ -171,6 +171,13 @@ struct MessageHeader {
 // Fills `header` as far as the bytes go.
 [[nodiscard]] std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,
                                       MessageHeader& header);
+
+// What is wrong with a packet that was cut.
+inline constexpr std::string_view kCutMessage =
+    "A message is longer, or has more descriptors, than any may have";
+
+// The code of the error that answers what is wrong with a message.
+[[nodiscard]] ErrorCode code_of_wrong(const MessageHeader& header) noexcept;
 
 // The fields of a message that check_frame has passed. False: they are not what the type allows.
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, Hello& message);

@@ -210,10 +210,23 @@ void ProducerLink::read_connection(ServiceThread& reaper) {
   watch_->signs().connection_closed = true;
 }
 
-// An error about a message of ours says nothing to anybody who waits.
+// An error about a message of ours says nothing to anybody who waits, and an answer to it would never
+// end, whatever version it is of.
 void ProducerLink::take(Packet&& packet) {
   MessageHeader header;
-  if (packet.cut || !check_frame(packet.bytes, packet.descriptors.size(), header).empty()) return;
+  std::string wrong = check_frame(packet.bytes, packet.descriptors.size(), header);
+  if (packet.cut) wrong = kCutMessage;
+  if (static_cast<MessageType>(header.type) == MessageType::kError) return;
+  if (wrong.empty() && !take_answer(header, std::move(packet))) {
+    wrong = "Message \"" + std::string(message_name(header.type)) +
+            "\" is none that a receiver takes, or its fields are out of range";
+  }
+  if (wrong.empty()) return;
+  (void)socket_.send(encode(Refused{code_of_wrong(header), wrong}, MessageType::kError));
+}
+
+// False: it is none to anything that is asked for here.
+bool ProducerLink::take_answer(const MessageHeader& header, Packet&& packet) {
   const auto type = static_cast<MessageType>(header.type);
   if (Forwarded made; type == MessageType::kForwarded && decode(packet.bytes, made)) {
     // Whoever asked has given up: nobody will send it.
@@ -224,7 +237,10 @@ void ProducerLink::take(Packet&& packet) {
     (void)requests_.answered(given.request, std::move(packet));
   } else if (AskedInVain vain; type == MessageType::kAskedInVain && decode(packet.bytes, vain)) {
     (void)requests_.answered(vain.request, std::move(packet));
+  } else {
+    return false;
   }
+  return true;
 }
 
 std::optional<DeathSigns::Clock::time_point> ProducerLink::run(ServiceThread& reaper,

@@ -125,6 +125,7 @@ class ProducerLink {
   void say_heard(const ExportTicket& made);
   void read_connection(ServiceThread& reaper);
   void take(Packet&& packet);
+  [[nodiscard]] bool take_answer(const MessageHeader& header, Packet&& packet);
   void complete_producers_waits() noexcept;
   [[nodiscard]] std::optional<DeathSigns::Clock::time_point> run_for_producer(
       DeathSigns::Clock::time_point now);
