@@ -143,7 +143,7 @@ struct Producer::Impl {
   std::uint64_t claims_swept = 0;
   // (end of what the lock guards)
 
-  std::atomic<std::uint32_t> next_lease_number{0};
+  std::atomic<std::uint64_t> next_lease_number{0};
   std::atomic<std::uint64_t> sends{0};
   std::atomic<std::uint64_t> forwards{0};
   // Holders that have unlocked and not finished unpinning; what was unpinned since the start.
@@ -154,6 +154,10 @@ struct Producer::Impl {
   std::atomic<std::uint64_t> able_devices{0};
   const std::int64_t row_scans_per_second;
 };
+
+// A number is never given to a second lease: timelines are named by it, as number + 1 in 32 bits,
+// where 0 is the producer. Throws kLedgerFull when there is none left.
+[[nodiscard]] std::uint32_t take_lease_number(std::atomic<std::uint64_t>& next);
 
 // What an export's row says: as its descriptor does, and what is behind that.
 [[nodiscard]] protocol::ExportFields fields_of(const ExportTicket& ticket,

@@ -1,5 +1,6 @@
 // Leases and pieces of a producer.
 #include <algorithm>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -17,6 +18,15 @@ using protocol::Look;
 
 // ---- leases ---------------------------------------------------------------------------------
 
+std::uint32_t take_lease_number(std::atomic<std::uint64_t>& next) {
+  constexpr std::uint64_t kLeases = std::numeric_limits<std::uint32_t>::max();
+  const std::uint64_t number = next.fetch_add(1, std::memory_order_relaxed);
+  if (number < kLeases) return static_cast<std::uint32_t>(number);
+  throw Error(ErrorCode::kLedgerFull,
+              "This process has given out all of its " + std::to_string(kLeases) + " leases.",
+              "Start it anew.");
+}
+
 Lease* Producer::Impl::find_lease(std::uint32_t lease_number) {
   const auto found = std::find_if(leases.begin(), leases.end(), [&](const auto& lease) {
     return lease->number() == lease_number;
@@ -29,7 +39,7 @@ Lease* Producer::Impl::find_lease(std::uint32_t lease_number) {
 // wait for the device: pins that fall due are left to the next collect.
 LeaseGrant Producer::add_lease(const LeasePeer& peer) {
   Impl& impl = *impl_;
-  const std::uint32_t number = impl.next_lease_number.fetch_add(1, std::memory_order_relaxed);
+  const std::uint32_t number = take_lease_number(impl.next_lease_number);
   auto timelines = std::make_shared<LeaseTimelines>(
       impl.device,
       SharedMemory::create("limbo-timelines-" + std::to_string(number),
@@ -46,7 +56,12 @@ LeaseGrant Producer::add_lease(const LeasePeer& peer) {
   LIMBO_FAIL_POINT("lease.before_listed");
   {
     Impl::Hold hold(impl);
-    impl.leases.push_back(std::move(lease));
+    try {
+      impl.leases.push_back(std::move(lease));
+    } catch (...) {
+      hold.leave_unpins_to_the_next();
+      throw;
+    }
     if (protocol::makes(protocol::Mistake::kLeaseListedLate)) ++impl.listed_late;
     hold.leave_unpins_to_the_next();
   }

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "allocator/options.h"
+#include "ipc/producer_impl.h"
 #include "tests/support/shared_words.h"
 #include "tests/unit/producer_support.h"
 
@@ -48,6 +49,14 @@ TEST_F(ProducerLeases, RowsAndNumbersAreNeverUsedAgain) {
   EXPECT_EQ(producer_->row_mapping(number), nullptr);
   EXPECT_EQ(stats().leases_connected, 2U);
   EXPECT_EQ(stats().leases_swept, 1U);
+}
+
+// Timelines are named by them, plus one: the last one would name the producer, the next the first.
+TEST_F(ProducerLeases, WhenAllNumbersAreGivenOutNoneIsGivenAgain) {
+  constexpr std::uint32_t kLast = 0xffff'fffe;
+  std::atomic<std::uint64_t> next{kLast};
+  EXPECT_EQ(take_lease_number(next), kLast);
+  for (int i = 0; i < 3; ++i) EXPECT_ERROR((void)take_lease_number(next), kLedgerFull);
 }
 
 TEST_F(ProducerLeases, QuarantineHoldsOnAndTheSweepLetsGo) {
