@@ -8,11 +8,8 @@
 
 #include "allocator/error.h"
 #include "ipc/channel_impl.h"
-#include "ipc/channel_requests.h"
-#include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
 #include "ipc/incarnation.h"
-#include "ipc/life_line.h"
 
 namespace limbo {
 namespace {
@@ -25,7 +22,6 @@ constexpr int kMessagesInARow = 16;
 void Channel::Impl::start() {
   remove_dead_sockets(directory);
   listener = listen_in(directory, name);
-  fork_guard::set_listener(listener.get());
   paused_until = Clock::now();  // the periodic watches it
   reaper.post([self = shared_from_this()] {
     self->reaper.add_periodic(
@@ -34,6 +30,7 @@ void Channel::Impl::start() {
           return impl ? impl->run(now) : std::nullopt;
         });
   });
+  fork_guard::set_listener(listener.get());
 }
 
 void Channel::Impl::answer_by(Answerer& answerer) {
@@ -53,12 +50,18 @@ void Channel::Impl::answer_by(Answerer& answerer) {
 }
 
 bool Channel::Impl::deliver(std::uint64_t id, ByteSpan message,
-                            const std::optional<protocol::ClaimTarget>& made) {
+                            const std::optional<protocol::ClaimTarget>& made) noexcept {
   const auto found = peers.find(id);
   if (found == peers.end() || !found->second.socket.valid()) return false;
-  if (!send_packet(found->second.socket.get(), message)) return false;
-  if (made) found->second.unheard.push_back(*made);
-  return true;
+  ChannelPeer& peer = found->second;
+  try {
+    if (made) peer.unheard.push_back(*made);
+  } catch (const std::exception&) {
+    return false;  // no memory to see to it that it is heard of
+  }
+  if (send_packet(peer.socket.get(), message)) return true;
+  if (made) peer.unheard.pop_back();
+  return false;
 }
 
 void Channel::Impl::accept_all() {
@@ -81,168 +84,98 @@ void Channel::Impl::accept_all() {
 void Channel::Impl::accept_one(OwnedFd socket) {
   PeerIdentity identity = identify_peer(socket.get());
   if (identity.ended) return;
-  ChannelPeer peer;
-  peer.socket = std::move(socket);
-  peer.pid = identity.pid;
-  peer.pidfd = std::move(identity.pidfd);
-  peer.handshake_until = Clock::now() + kHandshakeDeadline;
+  const auto refuse = [&](const std::string& why) {
+    answer(socket.get(), MessageType::kRefused, ErrorCode::kNoChannel, why);
+  };
   if (identity.uid != ::geteuid()) {
-    answer(peer, MessageType::kRefused, ErrorCode::kNoChannel,
-           "The sender runs as user " + std::to_string(::geteuid()) + ", the receiver as user " +
-               std::to_string(identity.uid) + "; both must be one");
+    refuse("The sender runs as user " + std::to_string(::geteuid()) + ", the receiver as user " +
+           std::to_string(identity.uid) + "; both must be one");
     return;
   }
-  if (!peer.pidfd.valid()) {
-    answer(
-        peer, MessageType::kRefused, ErrorCode::kNoChannel,
+  if (!identity.pidfd.valid()) {
+    refuse(
         "The sender's kernel gives no pidfd for this process, so its death could not be noticed");
     return;
   }
+  const ProcessName process = name_process(identity.pidfd.get(), identity.pid);
+  const auto is_stranger = [](const ChannelPeer& peer) { return !peer.lease; };
+  if (count_of(process, is_stranger) >= bounds.strangers) {
+    refuse("Process " + std::to_string(identity.pid) + " has " + std::to_string(bounds.strangers) +
+           " connections to the sender already that have not said hello, as many as one process "
+           "may have at a time");
+    return;
+  }
+  const auto backlog = std::make_shared<Backlog>(reaper, bounds.undone);
   const std::uint64_t id = next_peer++;
-  const ChannelPeer& kept = peers.emplace(id, std::move(peer)).first->second;
+  ChannelPeer& peer = peers.try_emplace(id).first->second;
+  peer.socket = std::move(socket);
+  peer.pid = identity.pid;
+  peer.process = process;
+  peer.pidfd = std::move(identity.pidfd);
+  peer.handshake_until = Clock::now() + kHandshakeDeadline;
+  peer.backlog = backlog;
   try {
-    reaper.watch(kept.socket.get(), [this, id] { read(id); });
-  } catch (const Error& failure) {
-    answer(kept, MessageType::kRefused, ErrorCode::kNoChannel, failure.what());
+    watch_socket(id, peer);
+  } catch (const std::exception& failure) {
+    answer(peer.socket.get(), MessageType::kRefused, ErrorCode::kNoChannel, failure.what());
     drop(id);
   }
+}
+
+void Channel::Impl::watch_socket(std::uint64_t id, const ChannelPeer& peer) {
+  reaper.watch(peer.socket.get(), [this, id] { read(id); });
 }
 
 void Channel::Impl::read(std::uint64_t id) {
   for (int count = 0; count < kMessagesInARow; ++count) {
     const auto found = peers.find(id);
     if (found == peers.end() || !found->second.socket.valid()) return;
+    ChannelPeer& peer = found->second;
+    if (peer.untaken) return;
+    if (!peer.backlog->has_room()) {
+      pause(peer);
+      return;
+    }
     Packet packet;
-    const PacketStatus status = receive_packet(found->second.socket.get(), packet);
+    const PacketStatus status = receive_packet(peer.socket.get(), packet);
     if (status == PacketStatus::kNothing) return;
     if (status == PacketStatus::kClosed) {
       close_connection(id);
       return;
     }
-    take(id, found->second, packet);
-  }
-}
-
-void Channel::Impl::take(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
-  MessageHeader header;
-  std::string wrong = check_frame(packet.bytes, packet.descriptors.size(), header);
-  if (packet.cut) wrong = "A message is longer, or has more descriptors, than any may have";
-  if (!wrong.empty()) {
-    const bool later = header.version == kMessageVersion &&
-                       message_name(header.type) != "unknown" &&
-                       wrong.ends_with("not available yet");
-    const bool stranger = header.version != kMessageVersion && !peer.lease;
-    answer(peer, MessageType::kError,
-           later      ? ErrorCode::kNotAvailableYet
-           : stranger ? ErrorCode::kNoChannel
-                      : ErrorCode::kBadArgument,
-           wrong);
-    return;
-  }
-  const auto type = static_cast<MessageType>(header.type);
-  if (type == MessageType::kError) return;  // an answer to an answer would never end
-  if (type == MessageType::kHello) {
-    take_hello(id, peer, packet);
-    return;
-  }
-  if (questions != nullptr && is_question(type) && questions->take(id, packet.bytes)) return;
-  if (Heard heard; type == MessageType::kHeard && decode(packet.bytes, heard)) {
-    take_heard(peer, {heard.export_index, heard.generation});
-    return;
-  }
-  if (!peer.lease) {
-    answer(peer, MessageType::kError, ErrorCode::kBadArgument, "Say hello first");
-    return;
-  }
-  const std::uint32_t lease = *peer.lease;
-  if (type == MessageType::kRowHalfFull) {
-    worker.post([this, lease] { keeper.row_half_full(lease); });
-  } else if (type == MessageType::kBye) {
-    worker.post([self = shared_from_this(), id, lease] {
-      if (!self->keeper.lease_left(lease)) return;  // it holds something all the same
-      self->reaper.post([self, id] { self->drop(id); });
-    });
-  } else if (type == MessageType::kLostContext) {
-    worker.post([this, lease] { keeper.context_lost(lease); });
-  } else if (Decline decline; type == MessageType::kDecline && decode(packet.bytes, decline)) {
-    worker.post([this, lease, decline] {
-      keeper.decline(lease, decline.export_index, decline.generation);
-    });
-  } else if (TakeBack back; type == MessageType::kTakeBack && decode(packet.bytes, back)) {
-    worker.post(
-        [this, lease, back] { keeper.take_back(lease, back.export_index, back.generation); });
-  } else if (Forward forward; type == MessageType::kForward && decode(packet.bytes, forward)) {
-    peer.has_forwarded = true;
-    answer_forward(keeper, worker, {peer.socket.get(), lease, *peer.watch}, forward);
-  } else if (AskTimelines ask; type == MessageType::kTimeline && decode(packet.bytes, ask)) {
-    answer_timeline(keeper, {peer.socket.get(), lease, *peer.watch}, ask);
-  } else {
-    answer(peer, MessageType::kError, ErrorCode::kBadArgument,
-           "Message \"" + std::string(message_name(header.type)) +
-               "\" is none that a sender takes, or its fields are out of range");
-  }
-}
-
-// Of the answer to a question on this connection, or of what was forwarded.
-void Channel::Impl::take_heard(ChannelPeer& peer, const protocol::ClaimTarget& made) {
-  if (std::erase(peer.unheard, made) > 0 || !peer.lease) return;
-  worker.post([this, lease = *peer.lease, made] { keeper.heard(lease, made); });
-}
-
-void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet) {
-  Hello hello;
-  std::string wrong;
-  if (peer.lease) {
-    wrong = "Hello was said before";
-  } else if (!decode(packet.bytes, hello)) {
-    wrong = "The fields of hello are out of range";
-  } else if (hello.ledger_version != kLedgerVersion) {
-    wrong = "The receiver reads ledgers of version " + std::to_string(hello.ledger_version) +
-            ", the sender has version " + std::to_string(kLedgerVersion) +
-            "; use the same version of Limbo in both";
-  } else if (!is_life_line(packet.descriptors[0].get())) {
-    wrong = "The descriptor in hello is no life line";
-  }
-  if (!wrong.empty()) {
-    answer(peer, MessageType::kRefused, ErrorCode::kNoChannel, wrong);
-    return;
-  }
-  try {
-    const bool late = (hello.life_line_flags & life_line::kLate) != 0;
-    LIMBO_FAIL_POINT("accept.before_lease");
-    const LeaseGrant grant = keeper.add_lease({hello.incarnation, peer.pid, late});
-    peer.lease = grant.lease_number;
-    // From here on the lease ends by the watch alone.
-    peer.watch =
-        std::make_unique<PeerWatch>(reaper, std::move(peer.pidfd), std::move(packet.descriptors[0]),
-                                    hello.life_line_flags, [this, id] { look_at(id); });
-    LIMBO_FAIL_POINT("accept.after_lease");
-    if (!welcome(peer, grant)) {
-      give_up(id);
+    peer.untaken = std::move(packet);
+    try {
+      take_untaken(id, peer);
+    } catch (const std::exception&) {
+      pause(peer);  // no memory: it is taken later, and what stands behind it after that
       return;
     }
-    LIMBO_FAIL_POINT("accept.after_welcome");
-  } catch (const Error& failure) {
-    answer(peer, MessageType::kRefused, failure.code(), failure.what());
-    if (peer.lease) give_up(id);
   }
 }
 
-// False: the consumer is dead, or has missed its deadline and gone.
-bool Channel::Impl::welcome(const ChannelPeer& peer, const LeaseGrant& grant) {
-  Welcome message;
-  message.lease_number = grant.lease_number;
-  message.incarnation = incarnation;
-  message.life_line_flags = life_line::flags();
-  message.capacities = grant.capacities;
-  const int descriptors[Welcome::kDescriptors] = {grant.ledger_fd, grant.timelines_fd, grant.row_fd,
-                                                  life_line::far_end(), grant.own_timelines_fd};
-  return send_packet(peer.socket.get(), encode(message), descriptors);
+void Channel::Impl::pause(ChannelPeer& peer) noexcept {
+  reaper.unwatch(peer.socket.get());
+  peer.paused = true;
+  peer.backlog->wake_reaper(true);
+}
+
+// False: there is no memory, or no watch, and it has to be tried again.
+bool Channel::Impl::resume(std::uint64_t id, ChannelPeer& peer) noexcept {
+  try {
+    take_untaken(id, peer);
+    if (!peer.backlog->has_much_room()) return true;  // whoever makes it wakes the reaper
+    watch_socket(id, peer);
+  } catch (const std::exception&) {
+    return false;
+  }
+  peer.paused = false;
+  peer.backlog->wake_reaper(false);
+  return true;
 }
 
 Channel::Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,
-                 const Incarnation& incarnation, Answerer* answerer)
-    : impl_(std::make_shared<Impl>(reaper, worker, keeper, incarnation)) {
+                 const Incarnation& incarnation, Answerer* answerer, const ChannelBounds& bounds)
+    : impl_(std::make_shared<Impl>(reaper, worker, keeper, incarnation, bounds)) {
   if (answerer != nullptr) impl_->answer_by(*answerer);
   impl_->start();
 }

@@ -22,6 +22,20 @@ class Answerer;  // questions.h
 
 inline constexpr std::chrono::milliseconds kHandshakeDeadline{2000};
 
+// What one process may have of a channel at one time, whatever it does: a program that goes wrong
+// must not use up the descriptors and the memory of the one that lends to it.
+struct ChannelBounds {
+  // Leases of a process that lives. It needs one, and one more for each connection that it has lost.
+  std::uint32_t leases = 16;
+  // Its connections that have not said hello: questions, and handshakes under way.
+  std::uint32_t strangers = 128;
+  // Messages of one connection that wait for the worker. No more of it are read meanwhile, so that
+  // whoever talks faster than they are dealt with waits itself, and nobody else.
+  std::uint32_t undone = 64;
+  // Messages made for one connection, which has acquired them, of which it has not heard yet.
+  std::uint32_t unheard = 64;
+};
+
 // What the channel asks of whoever keeps the leases (Producer, by way of sharing.cpp).
 class LeaseKeeper {
  public:
@@ -60,7 +74,8 @@ class Channel {
   // Listens from here on; removes the sockets of dead producers from the directory. Throws
   // kNoChannel. `keeper`, `answerer` and the threads outlive it. No `answerer`: questions are refused.
   Channel(ServiceThread& reaper, ServiceThread& worker, LeaseKeeper& keeper,
-          const Incarnation& incarnation, Answerer* answerer = nullptr);
+          const Incarnation& incarnation, Answerer* answerer = nullptr,
+          const ChannelBounds& bounds = {});
   // Closes everything and removes the socket. Not to be called on the reaper.
   ~Channel();
   Channel(const Channel&) = delete;

@@ -1,5 +1,7 @@
 // How a connection ends, and a lease: from the signs of its process's death, by its own word, or
 // because there is nobody any more who could be told.
+#include <exception>
+#include <utility>
 #include <vector>
 
 #include "ipc/channel_impl.h"
@@ -18,42 +20,46 @@ constexpr int kMostLastMessages = 1024;
 
 // A lease whose tables were not handed out: there is nothing that its consumer could hold.
 void Channel::Impl::give_up(std::uint64_t id) {
-  const std::uint32_t lease = *peers.at(id).lease;
-  drop(id);
-  worker.post([this, lease] {
+  worker.post([this, lease = *peers.at(id).lease] {
     keeper.lease_gone(lease, "it was handed nothing");
     keeper.lease_quiet(lease);
   });
+  drop(id);
 }
 
 // Everything that it has said so far: what it has heard of is not taken back.
 void Channel::Impl::hear_out(std::uint64_t id) {
-  for (int count = 0; count < kMostLastMessages; ++count) {
-    const auto found = peers.find(id);
-    if (found == peers.end() || !found->second.socket.valid()) return;
+  ChannelPeer& peer = peers.at(id);
+  take_untaken(id, peer);
+  for (int count = 0; count < kMostLastMessages && peer.socket.valid(); ++count) {
     Packet packet;
-    if (receive_packet(found->second.socket.get(), packet) != PacketStatus::kPacket) return;
-    take(id, found->second, packet);
+    if (receive_packet(peer.socket.get(), packet) != PacketStatus::kPacket) return;
+    peer.untaken = std::move(packet);
+    take_untaken(id, peer);
   }
 }
 
 void Channel::Impl::end_unheard(ChannelPeer& peer) {
-  for (const protocol::ClaimTarget& made : peer.unheard) questions->not_delivered(made);
-  peer.unheard.clear();
+  while (!peer.unheard.empty()) {
+    questions->not_delivered(peer.unheard.back());
+    peer.unheard.pop_back();
+  }
 }
 
 void Channel::Impl::close_socket(ChannelPeer& peer) {
-  reaper.unwatch(peer.socket.get());
-  peer.socket.reset();
   end_unheard(peer);
+  reaper.unwatch(peer.socket.get());
+  peer.backlog->wake_reaper(false);
+  peer.paused = false;
+  peer.socket.reset();
 }
 
 // All that it has said is read: it says nothing more.
 void Channel::Impl::close_connection(std::uint64_t id) {
   const auto found = peers.find(id);
   ChannelPeer& peer = found->second;
-  close_socket(peer);
   if (peer.has_forwarded) worker.post([this, lease = *peer.lease] { keeper.hears_no_more(lease); });
+  close_socket(peer);
   if (!peer.lease) {
     peers.erase(found);
     return;
@@ -74,9 +80,9 @@ void Channel::Impl::look_at(std::uint64_t id) {
   peer.complete_again.reset();
   if (keeper.complete_waits(lease)) peer.complete_again = now + kCompleteForwarderAgain;
   if (std::string why = signs.why(); !peer.reported_gone || why != peer.reported_why) {
+    worker.post([this, lease, why] { keeper.lease_gone(lease, why); });
     peer.reported_gone = true;
-    peer.reported_why = why;
-    worker.post([this, lease, why = std::move(why)] { keeper.lease_gone(lease, why); });
+    peer.reported_why = std::move(why);
   }
   LIMBO_FAIL_POINT("peer.after_gone");
   if (!quiet_at || *quiet_at > now) return;
@@ -86,9 +92,8 @@ void Channel::Impl::look_at(std::uint64_t id) {
 
 void Channel::Impl::end_lease(std::uint64_t id) {
   hear_out(id);
-  const std::uint32_t lease = *peers.at(id).lease;
+  worker.post([this, lease = *peers.at(id).lease] { keeper.lease_quiet(lease); });
   drop(id);
-  worker.post([this, lease] { keeper.lease_quiet(lease); });
 }
 
 // Its GPU may still write, and set back what was completed for those who wait for it: where it has
@@ -102,26 +107,25 @@ void Channel::Impl::force_end(std::uint64_t id) {
     end_lease(id);
     return;
   }
+  worker.post([this, lease] { keeper.lease_forced(lease); });
   peer.forced = true;
   peer.complete_again = Clock::now() + kCompleteForwarderAgain;
   if (peer.socket.valid()) close_socket(peer);
-  worker.post([this, lease] { keeper.lease_forced(lease); });
 }
 
 // Whoever asks a question only has closed its connection by then.
 void Channel::Impl::end_handshake(std::uint64_t id) {
   hear_out(id);
-  const auto found = peers.find(id);
-  if (found == peers.end() || found->second.lease) return;  // it has said it after all
-  answer(found->second, MessageType::kRefused, ErrorCode::kNoChannel, "No hello came in time");
+  const ChannelPeer& peer = peers.at(id);
+  if (peer.lease) return;  // it has said it after all
+  answer(peer.socket.get(), MessageType::kRefused, ErrorCode::kNoChannel, "No hello came in time");
   drop(id);
 }
 
 void Channel::Impl::drop(std::uint64_t id) {
   const auto found = peers.find(id);
   if (found == peers.end()) return;
-  if (found->second.socket.valid()) reaper.unwatch(found->second.socket.get());
-  end_unheard(found->second);
+  if (found->second.socket.valid()) close_socket(found->second);
   peers.erase(found);
 }
 
@@ -145,6 +149,13 @@ void Channel::Impl::run_for(std::uint64_t id, Clock::time_point now,
     if (!next || when < *next) next = when;
   };
   ChannelPeer& peer = peers.at(id);
+  if (peer.handed_nothing) return give_up(id);
+  if (peer.backlog->left()) return drop(id);
+  if (peer.paused && !resume(id, peer)) {
+    read(id);  // where it is not watched it is looked at
+    if (peers.find(id) == peers.end()) return;
+    wake_at(now + ServiceThread::kWatchAgain);
+  }
   if (!peer.lease) {
     if (peer.handshake_until > now) {
       wake_at(peer.handshake_until);
@@ -155,7 +166,8 @@ void Channel::Impl::run_for(std::uint64_t id, Clock::time_point now,
   }
   const bool seen = peer.watch->try_again();
   const auto quiet_at = peer.watch->signs().quiet_at(now);
-  if (seen || (quiet_at && *quiet_at <= now) ||
+  const bool untold = peer.watch->signs().gone() && !peer.reported_gone;
+  if (seen || untold || (quiet_at && *quiet_at <= now) ||
       (peer.complete_again && *peer.complete_again <= now)) {
     look_at(id);
     if (peers.find(id) == peers.end()) return;
@@ -170,7 +182,13 @@ std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_p
   std::optional<Clock::time_point> next;
   for (auto entry = peers.begin(); entry != peers.end();) {
     const std::uint64_t id = (entry++)->first;  // its own end only
-    run_for(id, now, next);
+    try {
+      run_for(id, now, next);
+    } catch (const std::exception&) {
+      // No memory for what is to be said of this one: again later, and it keeps no other waiting.
+      const auto again = now + ServiceThread::kWatchAgain;
+      if (!next || again < *next) next = again;
+    }
   }
   if (paused_until && *paused_until <= now) {
     paused_until = now + kPauseWithoutDescriptors;  // where it fails
@@ -188,6 +206,7 @@ void Channel::Impl::shut() {
   listener.reset();
   for (auto& [id, peer] : peers) {
     if (peer.socket.valid()) reaper.unwatch(peer.socket.get());
+    peer.backlog->wake_reaper(false);
   }
   peers.clear();
 }

@@ -3,15 +3,19 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ipc/channel.h"
+#include "ipc/channel_bounds.h"
 #include "ipc/channel_socket.h"
 #include "ipc/lease_watch.h"
 #include "ipc/messages.h"
@@ -24,17 +28,26 @@ namespace limbo {
 // How long nobody is accepted where there are no descriptors, or no watch on the listener.
 inline constexpr std::chrono::milliseconds kPauseWithoutDescriptors{100};
 
-// One consumer, from accept until it is quiet. Of the reaper alone.
+// One consumer, from accept until it is quiet. Of the reaper alone. It stays where it was made.
 struct ChannelPeer {
   using Clock = std::chrono::steady_clock;
 
   OwnedFd socket;  // invalid: the connection is closed
   pid_t pid = 0;
+  ProcessName process;
   OwnedFd pidfd;  // until hello; then the watch's
   Clock::time_point handshake_until;
+  std::shared_ptr<Backlog> backlog;
+
+  // Where the socket is not watched: no room for more, or no memory for what was read last.
+  bool paused = false;
+  std::optional<Packet> untaken;
+
   std::optional<std::uint32_t> lease;  // after hello
-  std::unique_ptr<PeerWatch> watch;
+  std::optional<PeerWatch> watch;      // as long; here, so that no lease is without one
+  bool handed_nothing = false;         // the welcome has not gone out: its lease ends
   bool has_forwarded = false;
+  bool has_said_bye = false;
   bool forced =
       false;  // its lease was ended by reap(force); what waits for its GPU is still completed
   // Made for it by its questions, and not heard of yet: nobody else knows of these.
@@ -48,11 +61,12 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   using Clock = ServiceThread::Clock;
 
   Impl(ServiceThread& reaper_thread, ServiceThread& worker_thread, LeaseKeeper& lease_keeper,
-       const Incarnation& own)
+       const Incarnation& own, const ChannelBounds& its_bounds)
       : reaper(reaper_thread),
         worker(worker_thread),
         keeper(lease_keeper),
         incarnation(own),
+        bounds(its_bounds),
         directory(RuntimeDirectory::open_own()),
         name(channel_socket_name(own)) {}
 
@@ -60,6 +74,7 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   ServiceThread& worker;
   LeaseKeeper& keeper;
   const Incarnation incarnation;
+  const ChannelBounds bounds;
   const RuntimeDirectory directory;
   const std::string name;
 
@@ -71,18 +86,43 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   bool closed = false;
   std::shared_ptr<Questions> questions;
 
-  // ---- connections and their messages (channel.cpp)
+  // ---- connections (channel.cpp)
   void start();
   void answer_by(Answerer& answerer);
   void accept_all();
   void accept_one(OwnedFd socket);
+  void watch_socket(std::uint64_t id, const ChannelPeer& peer);
   void read(std::uint64_t id);
+  void pause(ChannelPeer& peer) noexcept;
+  [[nodiscard]] bool resume(std::uint64_t id, ChannelPeer& peer) noexcept;
+  [[nodiscard]] bool deliver(std::uint64_t id, ByteSpan message,
+                             const std::optional<protocol::ClaimTarget>& made) noexcept;
+  // How many of a process's peers `counts` is true of.
+  template <typename Counts>
+  [[nodiscard]] std::uint32_t count_of(const ProcessName& process, Counts&& counts) {
+    if (!process.known()) return 0;
+    return static_cast<std::uint32_t>(std::count_if(peers.begin(), peers.end(), [&](auto& entry) {
+      return entry.second.process == process && counts(entry.second);
+    }));
+  }
+
+  // ---- their messages (channel_messages.cpp). Where one cannot be taken for want of memory it
+  // throws, has changed nothing, and may be taken again.
+  void take_untaken(std::uint64_t id, ChannelPeer& peer);
   void take(std::uint64_t id, ChannelPeer& peer, Packet& packet);
   void take_hello(std::uint64_t id, ChannelPeer& peer, Packet& packet);
+  void greet(std::uint64_t id, ChannelPeer& peer, const Hello& hello, Packet& packet);
+  void refuse_beyond_bounds(const ChannelPeer& peer);
+  void welcome(ChannelPeer& peer, const LeaseGrant& grant);
+  [[nodiscard]] bool take_question(std::uint64_t id, ChannelPeer& peer, MessageType type,
+                                   ByteSpan bytes);
   void take_heard(ChannelPeer& peer, const protocol::ClaimTarget& made);
-  [[nodiscard]] bool deliver(std::uint64_t id, ByteSpan message,
-                             const std::optional<protocol::ClaimTarget>& made);
-  [[nodiscard]] bool welcome(const ChannelPeer& peer, const LeaseGrant& grant);
+  [[nodiscard]] bool take_of_lease(ChannelPeer& peer, MessageType type, ByteSpan bytes);
+  void take_bye(ChannelPeer& peer);
+  template <typename Does>
+  void post_for(const ChannelPeer& peer, Does does);
+  template <typename Does>
+  void post_once(const ChannelPeer& peer, Backlog::Once what, Does does);
 
   // ---- their ends (channel_ends.cpp)
   void give_up(std::uint64_t id);
@@ -101,10 +141,12 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   std::optional<Clock::time_point> run(Clock::time_point now);
   void run_for(std::uint64_t id, Clock::time_point now, std::optional<Clock::time_point>& next);
 
-  static void answer(const ChannelPeer& peer, MessageType type, ErrorCode code,
-                     const std::string& text) {
-    // A peer that takes no more answers misses this one.
-    (void)send_packet(peer.socket.get(), encode(Refused{code, text}, type));
+  // A peer that takes no more answers misses this one, and so does one where memory is short.
+  static void answer(int socket, MessageType type, ErrorCode code, std::string_view text) noexcept {
+    try {
+      (void)send_packet(socket, encode(Refused{code, std::string(text)}, type));
+    } catch (const std::exception&) {
+    }
   }
 };
 

@@ -1,7 +1,9 @@
 #include "ipc/channel_requests.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
+#include <optional>
 
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
@@ -25,28 +27,41 @@ ForwardRequest request_of(const Forward& message) {
   return request;
 }
 
-void refuse(const Asker& asker, std::uint64_t request, const Error& failure) {
-  (void)send_packet(asker.socket, encode(AskedInVain{request, failure.code(), failure.what()}));
+void refuse(const Asker& asker, std::uint64_t request, ErrorCode code, const char* why) {
+  (void)send_packet(asker.socket, encode(AskedInVain{request, code, why}));
+}
+
+// False: the asker does not hear of it.
+bool tell(const Asker& asker, std::uint64_t request, const protocol::ClaimTarget& made) {
+  const Forwarded answer{request, made.export_index, made.generation};
+  return !is_readable(asker.watch.pidfd()) && send_packet(asker.socket, encode(answer));
 }
 
 }  // namespace
 
 void answer_forward(LeaseKeeper& keeper, ServiceThread& worker, const Asker& asker,
-                    const Forward& message) {
+                    const Forward& message, const Backlog::Turn& turn) noexcept {
   // Its last words: nobody hears the answer, though a fork child may keep the connection open.
   if (is_readable(asker.watch.pidfd())) return;
+  std::optional<protocol::ClaimTarget> made;
   try {
-    const protocol::ClaimTarget made =
-        keeper.forward(asker.lease, request_of(message), asker.watch.pidfd(),
-                       asker.watch.life_line(), asker.watch.life_line_flags());
-    LIMBO_FAIL_POINT("forward.before_answer");
-    const Forwarded answer{message.request, made.export_index, made.generation};
-    if (!is_readable(asker.watch.pidfd()) && send_packet(asker.socket, encode(answer))) return;
-    worker.post([&keeper, lease = asker.lease, made] {
+    try {
+      made = keeper.forward(asker.lease, request_of(message), asker.watch.pidfd(),
+                            asker.watch.life_line(), asker.watch.life_line_flags());
+      LIMBO_FAIL_POINT("forward.before_answer");
+      if (tell(asker, message.request, *made)) return;
+    } catch (const Error& failure) {
+      refuse(asker, message.request, failure.code(), failure.what());
+    } catch (const std::exception&) {
+      refuse(asker, message.request, ErrorCode::kNoChannel, "Its owner's host memory is used up.");
+    }
+    if (!made) return;
+    worker.post([&keeper, lease = asker.lease, made = *made, turn] {
+      static_cast<void>(turn);
       keeper.take_back(lease, made.export_index, made.generation);
     });
-  } catch (const Error& failure) {
-    refuse(asker, message.request, failure);
+  } catch (const std::exception&) {
+    // No memory for this either: the asker hears nothing, and what was made ends with its connection.
   }
 }
 
@@ -59,7 +74,7 @@ void answer_timeline(LeaseKeeper& keeper, const Asker& asker, const AskTimelines
     (void)send_packet(asker.socket, encode(GivenTimelines{message.request, files.life_line_flags}),
                       descriptors);
   } catch (const Error& failure) {
-    refuse(asker, message.request, failure);
+    refuse(asker, message.request, failure.code(), failure.what());
   }
 }
 

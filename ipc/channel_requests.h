@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ipc/channel.h"
+#include "ipc/channel_bounds.h"
 #include "ipc/lease_watch.h"
 #include "ipc/messages.h"
 
@@ -19,8 +20,9 @@ struct Asker {
 };
 
 // An answer that does not reach the asker is taken back, on the worker: nobody will send it on.
+// `turn` lasts until then. Throws nothing.
 void answer_forward(LeaseKeeper& keeper, ServiceThread& worker, const Asker& asker,
-                    const Forward& message);
+                    const Forward& message, const Backlog::Turn& turn) noexcept;
 void answer_timeline(LeaseKeeper& keeper, const Asker& asker, const AskTimelines& message);
 
 }  // namespace limbo

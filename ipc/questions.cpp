@@ -192,19 +192,21 @@ Questions::Questions(ServiceThread& reaper, ServiceThread& worker, Answerer& ans
       reap_(std::move(reap)),
       deliver_(std::move(deliver)) {}
 
-bool Questions::take(std::uint64_t peer, std::span<const std::byte> bytes) {
+bool Questions::take(std::uint64_t peer, std::span<const std::byte> bytes, const Turn& turn) {
   Question question;
   if (!decode(bytes, question)) return false;
+  const Asker asker{peer, turn};
   if (question.type == MessageType::kReap) {
-    reap(peer, question.force);
+    reap(asker, question.force);
   } else {
-    worker_.post([self = shared_from_this(), peer, question] { self->answer(peer, question); });
+    worker_.post([self = shared_from_this(), asker, question] { self->answer(asker, question); });
   }
   return true;
 }
 
-// On the worker.
-void Questions::answer(std::uint64_t peer, const Question& question) {
+// On the worker. Where there is no memory for an answer the asker waits in vain, but what was made
+// for it is not kept.
+void Questions::answer(const Asker& asker, const Question& question) {
   Answer answer;
   answer.to = question.type;
   std::optional<protocol::ClaimTarget> made;
@@ -217,34 +219,37 @@ void Questions::answer(std::uint64_t peer, const Question& question) {
     }
     if (question.type == MessageType::kPublishList) answer.names = answerer_.published();
     if (question.type == MessageType::kHolders) answer.holders = answerer_.lent_to();
-    send(peer, encode(answer, question.from), made);
+    send(asker, encode(answer, question.from), made);
   } catch (const Error& failure) {
     if (made) answerer_.not_delivered(*made);
-    send(peer, refusal_of(failure));
+    send(asker, refusal_of(failure));
+  } catch (const std::exception&) {
+    if (made) answerer_.not_delivered(*made);
+    send(asker, refusal_of(Error(ErrorCode::kNoChannel, "Its owner's host memory is used up.")));
   }
 }
 
 // Worker, reaper, worker: so that what was posted before is counted as before.
-void Questions::reap(std::uint64_t peer, bool force) {
-  worker_.post([self = shared_from_this(), peer, force] {
+void Questions::reap(const Asker& asker, bool force) {
+  worker_.post([self = shared_from_this(), asker, force] {
     const Reaped before = self->answerer_.reaped();
-    self->reaper_.post([self, peer, force, before] {
+    self->reaper_.post([self, asker, force, before] {
       if (!self->reap_(force)) return;
-      self->worker_.post([self, peer, before] {
+      self->worker_.post([self, asker, before] {
         const Reaped after = self->answerer_.reaped();
         Answer answer;
         answer.to = MessageType::kReap;
         answer.reaped = {after.leases - before.leases, after.claims - before.claims};
-        self->send(peer, encode(answer));
+        self->send(asker, encode(answer));
       });
     });
   });
 }
 
-void Questions::send(std::uint64_t peer, MessageBytes message,
+void Questions::send(const Asker& asker, MessageBytes message,
                      const std::optional<protocol::ClaimTarget>& made) {
-  reaper_.post([self = shared_from_this(), peer, message = std::move(message), made] {
-    if (!self->deliver_(peer, message, made) && made) self->not_delivered(*made);
+  reaper_.post([self = shared_from_this(), asker, message = std::move(message), made] {
+    if (!self->deliver_(asker.peer, message, made) && made) self->not_delivered(*made);
   });
 }
 

@@ -88,7 +88,7 @@ class Questions : public std::enable_shared_from_this<Questions> {
  public:
   // On the reaper; false: there is no channel any more.
   using Reap = std::function<bool(bool force)>;
-  // On the reaper; false: that peer is gone. `made`, if there is one: the export that the message is
+  // On the reaper; false: that peer is not reached. `made`, if there is one: the export that the message is
   // about; the channel says not_delivered when the peer goes without having heard of it.
   using Deliver = std::function<bool(std::uint64_t peer, ByteSpan message,
                                      const std::optional<protocol::ClaimTarget>& made)>;
@@ -96,15 +96,21 @@ class Questions : public std::enable_shared_from_this<Questions> {
   Questions(ServiceThread& reaper, ServiceThread& worker, Answerer& answerer, Reap reap,
             Deliver deliver);
 
+  // Lasts until the question is answered (channel_bounds.h); means nothing here.
+  using Turn = std::shared_ptr<const void>;
   // False: the fields are out of range.
-  [[nodiscard]] bool take(std::uint64_t peer, std::span<const std::byte> bytes);
+  [[nodiscard]] bool take(std::uint64_t peer, std::span<const std::byte> bytes, const Turn& turn);
   // A peer that was answered has gone without having heard of it.
   void not_delivered(const protocol::ClaimTarget& made);
 
  private:
-  void answer(std::uint64_t peer, const Question& question);
-  void reap(std::uint64_t peer, bool force);
-  void send(std::uint64_t peer, MessageBytes message,
+  struct Asker {
+    std::uint64_t peer = 0;
+    Turn turn;
+  };
+  void answer(const Asker& asker, const Question& question);
+  void reap(const Asker& asker, bool force);
+  void send(const Asker& asker, MessageBytes message,
             const std::optional<protocol::ClaimTarget>& made = std::nullopt);
 
   ServiceThread& reaper_;

@@ -199,10 +199,10 @@ void ServiceThread::Impl::watch(int fd, std::uint32_t events, Task handler) {
   event.events = events;
   event.data.fd = fd;
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    const std::string cause = std::strerror(errno);
+    const int cause = errno;
     handlers.erase(place);
-    throw Error(ErrorCode::kInternal,
-                "Descriptor " + std::to_string(fd) + " cannot be watched: " + cause + ".");
+    throw Error(ErrorCode::kInternal, "Descriptor " + std::to_string(fd) +
+                                          " cannot be watched: " + std::strerror(cause) + ".");
   }
 }
 

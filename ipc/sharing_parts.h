@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -146,11 +147,18 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     collect_soon();
     return grant;
   }
-  // After what was done on the reaper: the pins that fell due meanwhile.
-  void collect_soon() {
-    engine.worker.post([this] {
-      if (!engine.ended.load()) (void)producer.collect();
-    });
+  // After what was done on the reaper: the pins that fell due meanwhile. Once, however much that was;
+  // where there is no memory to ask for it, the next collect sees to them.
+  void collect_soon() noexcept {
+    if (collects_soon.exchange(true)) return;
+    try {
+      engine.worker.post([this] {
+        collects_soon.store(false);
+        if (!engine.ended.load()) (void)producer.collect();
+      });
+    } catch (const std::exception&) {
+      collects_soon.store(false);
+    }
   }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
     producer.lease_gone(lease, why);
@@ -219,6 +227,7 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   Publications publications;
   std::chrono::milliseconds interval = kCollectSoon;  // of the worker alone, as the next
   Clock::time_point next_collect{};
+  std::atomic<bool> collects_soon{false};
   Channel channel;
 };
 

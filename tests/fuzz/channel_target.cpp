@@ -34,6 +34,9 @@ constexpr int kAnswerWithin_ms = 30'000;  // of a busy machine
 // a time.
 constexpr std::size_t kMostLeases = 800;
 
+// All peers are of this process.
+constexpr ChannelBounds kBounds{.leases = 2 * kMostLeases, .strangers = 2 * kMostLeases};
+
 // One that says that its line proves nothing would keep its lease until its process ends, which is
 // this one: that flag is taken out of whatever may be a hello.
 constexpr std::size_t kHelloBytes = 32;
@@ -140,7 +143,7 @@ struct World {
   ServiceThread reaper{"fuzz-reaper"};
   ServiceThread worker{"fuzz-worker"};
   const Incarnation incarnation = random_incarnation();
-  Channel channel{reaper, worker, keeper, incarnation, &keeper};
+  Channel channel{reaper, worker, keeper, incarnation, &keeper, kBounds};
   void* data = nullptr;
   ExportTicket ticket;
 };

@@ -16,30 +16,7 @@ namespace {
 using testing::ChannelTest;
 using testing::eventually;
 
-class ChannelEnd : public ChannelTest {
- protected:
-  // A consumer with a life line of its own, welcomed.
-  struct Consumer {
-    OwnedFd socket;
-    OwnedFd held;
-  };
-  Consumer welcomed(std::uint32_t flags = 0) {
-    const life_line::Ends line = life_line::make_ends();
-    Consumer consumer{connect(), OwnedFd(line.held)};
-    const OwnedFd far(line.far);
-    const int sent[] = {far.get()};
-    Hello hello;
-    hello.incarnation = random_incarnation();
-    hello.life_line_flags = flags;
-    EXPECT_TRUE(send_packet(consumer.socket.get(), encode(hello), sent));
-    EXPECT_EQ(next(consumer.socket.get()).descriptors.size(), Welcome::kDescriptors);
-    return consumer;
-  }
-  static bool closed(int socket) {
-    Packet packet;
-    return receive_packet(socket, packet) == PacketStatus::kClosed;
-  }
-};
+class ChannelEnd : public ChannelTest {};
 
 // ---- bye ----------------------------------------------------------------------------------------
 
@@ -138,6 +115,20 @@ TEST_F(ChannelEnd, AConsumerOfAnotherVersionIsToldBothAndMayGoOn) {
 
   ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), line));
   EXPECT_EQ(next(socket.get()).descriptors.size(), Welcome::kDescriptors);
+}
+
+// Two of different versions would answer each other for ever.
+TEST_F(ChannelEnd, AnErrorOfAnotherVersionIsNotAnswered) {
+  const Consumer consumer = welcomed();
+  MessageBytes odd = encode(Refused{}, MessageType::kError);
+  odd[2] = std::byte{7};
+  ASSERT_TRUE(send_packet(consumer.socket.get(), odd));
+  odd = encode_bye();
+  odd[0] = std::byte{201};
+  ASSERT_TRUE(send_packet(consumer.socket.get(), odd));
+  EXPECT_NE(next_refusal(consumer.socket.get(), MessageType::kError).text.find("type 201"),
+            std::string::npos)
+      << "and nothing before it";
 }
 
 // A producer that is played: takes one hello and answers with these bytes.

@@ -22,6 +22,7 @@
 #include "ipc/life_line.h"
 #include "ipc/messages.h"
 #include "ipc/packet.h"
+#include "ipc/questions.h"
 #include "tests/support/balance.h"
 #include "tests/support/eventually.h"
 
@@ -93,9 +94,18 @@ class FakeKeeper : public LeaseKeeper {
     const std::lock_guard lock(mutex_);
     return std::find(lines_.begin(), lines_.end(), line) != lines_.end();
   }
-  std::size_t notes() {
+  std::size_t notes() { return lines().size(); }
+  std::vector<std::string> lines() {
     const std::lock_guard lock(mutex_);
-    return lines_.size();
+    return lines_;
+  }
+  // How many lines begin so.
+  std::size_t count(const std::string& beginning) {
+    const auto all = lines();
+    return static_cast<std::size_t>(
+        std::count_if(all.begin(), all.end(), [&](const std::string& line) {
+          return line.compare(0, beginning.size(), beginning) == 0;
+        }));
   }
   std::atomic<bool> refuse_{false};
   std::atomic<bool> believes_{true};
@@ -120,11 +130,14 @@ class ChannelTest : public BalancedTest {
  protected:
   // Made and gone inside the balance.
   struct Stack {
+    explicit Stack(Answerer* its_answerer = nullptr) : answerer(its_answerer) {}
+
+    Answerer* const answerer;
     FakeKeeper keeper;
     ServiceThread reaper{"test-reaper"};
     ServiceThread worker{"test-worker"};
     const Incarnation incarnation = random_incarnation();
-    Channel channel{reaper, worker, keeper, incarnation};
+    Channel channel{reaper, worker, keeper, incarnation, answerer};
   };
   void SetUp() override {
     BalancedTest::SetUp();
@@ -167,6 +180,33 @@ class ChannelTest : public BalancedTest {
     Hello hello;
     hello.incarnation = random_incarnation();
     return encode(hello);
+  }
+
+  // A consumer with a life line of its own.
+  struct Consumer {
+    OwnedFd socket;
+    OwnedFd held;
+  };
+  // The same that has said hello, and has not read the answer.
+  [[nodiscard]] Consumer greeting(std::uint32_t flags = 0) {
+    const life_line::Ends line = life_line::make_ends();
+    Consumer consumer{connect(), OwnedFd(line.held)};
+    const OwnedFd far(line.far);
+    const int sent[] = {far.get()};
+    Hello hello;
+    hello.incarnation = random_incarnation();
+    hello.life_line_flags = flags;
+    EXPECT_TRUE(send_packet(consumer.socket.get(), encode(hello), sent));
+    return consumer;
+  }
+  [[nodiscard]] Consumer welcomed(std::uint32_t flags = 0) {
+    Consumer consumer = greeting(flags);
+    EXPECT_EQ(next(consumer.socket.get()).descriptors.size(), Welcome::kDescriptors);
+    return consumer;
+  }
+  static bool closed(int socket) {
+    Packet packet;
+    return receive_packet(socket, packet) == PacketStatus::kClosed;
   }
 
   std::unique_ptr<Stack> stack_;
