@@ -67,6 +67,6 @@ if(NOT LIMBO_SANITIZE)
   if(limbo_installed_site)
     # A wheel is a prefix too.
     limbo_test_find_package(install.find_package_in_wheel ${limbo_installed_site}/torch_limbo
-                            limbo_wheel -DWITH_TORCH=OFF)
+                            limbo_wheel -DWITH_TORCH=ON)
   endif()
 endif()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -86,6 +87,62 @@ def test_the_wheel_says_which_torch_it_is_for() -> None:
         "torch_limbo/include/limbo/ipc/sharing.h",
     ):
         assert name in names
+
+
+def installed_by(build: Path, prefix: str, platlib: Path) -> set[str]:
+    """What CMake says that a configured folder installs, by name in the wheel."""
+    reply = build / ".cmake/api/v1/reply"
+    names: set[str] = set()
+    for file in reply.glob("directory-*.json"):
+        for installer in json.loads(file.read_text(encoding="utf-8")).get("installers", []):
+            if installer["type"] in ("code", "script"):
+                continue
+            folder = Path(installer["destination"])
+            at = folder.relative_to(platlib) if folder.is_absolute() else prefix / folder
+            for path in installer["paths"]:
+                source = path["to"] if isinstance(path, dict) else path
+                names.add((at / Path(source).name).as_posix())
+    return names
+
+
+@needs_installed
+def test_pip_installs_what_the_tested_wheel_has(tmp_path: Path) -> None:
+    """These tests' wheel is made of a build folder, by cmake/wheel_of_build; ``pip install .`` goes
+    by the root's CMakeLists.txt. Nothing is built here a second time."""
+    tomllib = pytest.importorskip("tomllib", reason="this Python cannot read pyproject.toml")
+    build, platlib = tmp_path / "build", tmp_path / "platlib"
+    query = build / ".cmake/api/v1/query"
+    query.mkdir(parents=True)
+    (query / "codemodel-v2").touch()
+    settings = tomllib.loads(text_of("pyproject.toml"))["tool"]["scikit-build"]
+    words = {True: "ON", False: "OFF"}
+    defines = {
+        **settings["cmake"]["define"],
+        "SKBUILD": "2",
+        "SKBUILD_PLATLIB_DIR": str(platlib),
+        "CMAKE_BUILD_TYPE": settings["cmake"]["build-type"],
+    }
+    done = run(
+        "cmake",
+        *("-S", str(ROOT), "-B", str(build)),
+        *(f"-D{name}={words.get(value, value)}" for name, value in defines.items()),
+        LIMBO_PYTHON=sys.executable,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with zipfile.ZipFile(wheel()) as content:
+        names = content.namelist()
+    prefix = settings["wheel"]["install-dir"]
+    package = {f"{prefix}/{name}" for name in files_under(ROOT / "python_shim" / prefix)}
+    made = {
+        name
+        for name in names
+        if ".dist-info/" not in name
+        and name not in package
+        # Exported targets have a file of each kind of build beside the one that CMake names.
+        and not re.search(r"Targets-\w+\.cmake$", name)
+    }
+    assert "torch_limbo_enable.pth" in made
+    assert installed_by(build, prefix, platlib) == made
 
 
 def test_another_torch_is_refused_at_import() -> None:
