@@ -20,14 +20,17 @@ struct Announcement {
   std::uint64_t number = 0;
   StreamRef stream;
   Clock::time_point until;
+  int asked = 0;  // threads that are asking the driver about the stream
+  bool over = false;
+  bool forgotten = false;
 };
 
 struct Announcements {
-  // A leaf. The one question to the driver that is asked under it (a read of the driver's own state,
-  // which waits for no stream) is about a stream that is announced, and therefore lives: withdrawing
-  // takes the lock.
+  // A leaf: the driver is asked without it, since a fork waits for it. What is asked about is of
+  // streams that are announced, and they live: what has ended is kept until nobody asks about its
+  // stream any more, and withdrawing waits for that.
   std::mutex mutex;
-  std::vector<Announcement> all;
+  std::vector<Announcement> all;  // by number
   std::uint64_t last_number = 0;
 };
 
@@ -37,27 +40,75 @@ Announcements& announcements() {
   return *made;
 }
 
-// Called under the lock.
+// ---- called under the lock ----
+
+Announcement* find(Announcements& at, std::uint64_t number) {
+  const auto found = std::find_if(at.all.begin(), at.all.end(),
+                                  [&](const Announcement& one) { return one.number == number; });
+  return found == at.all.end() ? nullptr : &*found;
+}
+
+void forget_ended(Announcements& at) {
+  for (Announcement& one : at.all) {
+    one.forgotten =
+        one.over && std::none_of(at.all.begin(), at.all.end(), [&](const Announcement& other) {
+          return other.stream == one.stream && other.asked != 0;
+        });
+  }
+  std::erase_if(at.all, [](const Announcement& one) { return one.forgotten; });
+}
+
 template <typename Predicate>
-void erase(Announcements& at, Predicate&& over) {
-  const auto count = std::erase_if(at.all, over);
-  state.fetch_sub(count * kOneBeginning);
+void end(Announcements& at, const Predicate& ends) {
+  for (Announcement& one : at.all) {
+    if (one.over || !ends(one)) continue;
+    one.over = true;
+    state.fetch_sub(kOneBeginning);
+  }
+  forget_ended(at);
+}
+
+void end_of_stream(Announcements& at, StreamRef stream) {
+  end(at, [&](const Announcement& one) { return one.stream == stream; });
+}
+
+// ---- called without it ----
+
+bool is_captured(Device& device, StreamRef stream) noexcept {
+  try {
+    return device.is_capturing(stream);
+  } catch (...) {
+    return false;
+  }
 }
 
 // Whether captures are being begun still.
 bool look(Device& device) noexcept {
   Announcements& at = announcements();
-  const std::lock_guard lock(at.mutex);
+  std::unique_lock lock(at.mutex);
   const Clock::time_point now = Clock::now();
-  erase(at, [&](const Announcement& one) {
-    if (now >= one.until) return true;
-    try {
-      return device.is_capturing(one.stream);
-    } catch (...) {
-      return false;
+  end(at, [&](const Announcement& one) { return now >= one.until; });
+  const std::uint64_t newest = at.last_number;
+  for (std::uint64_t number = 0;;) {
+    const auto next = std::find_if(at.all.begin(), at.all.end(), [&](const Announcement& one) {
+      return one.number > number && !one.over;
+    });
+    if (next == at.all.end() || next->number > newest) break;
+    number = next->number;
+    const StreamRef stream = next->stream;
+    ++next->asked;
+    lock.unlock();
+    const bool captured = is_captured(device, stream);
+    lock.lock();
+    --find(at, number)->asked;
+    if (captured) {
+      end_of_stream(at, stream);
+    } else {
+      forget_ended(at);
     }
-  });
-  return !at.all.empty();
+  }
+  return std::any_of(at.all.begin(), at.all.end(),
+                     [](const Announcement& one) { return !one.over; });
 }
 
 // So that the child's copy of the lock is free; children forked without handlers (by a system call)
@@ -107,7 +158,7 @@ std::uint64_t announce(StreamRef stream) {
   {
     const std::lock_guard lock(at.mutex);
     number = ++at.last_number;
-    at.all.push_back({number, stream, Clock::now() + kLongestAnnouncement});
+    at.all.push_back({number, stream, Clock::now() + kLongestAnnouncement, 0, false, false});
     state.fetch_add(kOneBeginning);
   }
   const Clock::time_point until = Clock::now() + kWaitForQuestions;
@@ -117,22 +168,25 @@ std::uint64_t announce(StreamRef stream) {
 
 void withdraw(std::uint64_t announcement) noexcept {
   Announcements& at = announcements();
-  const std::lock_guard lock(at.mutex);
-  const auto own = std::find_if(at.all.begin(), at.all.end(), [&](const Announcement& one) {
-    return one.number == announcement;
-  });
-  if (own == at.all.end()) return;
+  std::unique_lock lock(at.mutex);
+  const Announcement* own = find(at, announcement);
+  if (own == nullptr) return;
   // The others of its stream as well: torch's capture is announced by its allocator too, which is
   // not told when it fails to begin.
-  const StreamRef stream = own->stream;
-  erase(at, [&](const Announcement& one) { return one.stream == stream; });
+  end_of_stream(at, own->stream);
+  // The stream may be destroyed next.
+  for (Pause pause; find(at, announcement) != nullptr;) {
+    lock.unlock();
+    pause.take();
+    lock.lock();
+  }
 }
 
 void begun(StreamRef stream) noexcept {
   if (state.load(std::memory_order_relaxed) < kOneBeginning) return;
   Announcements& at = announcements();
   const std::lock_guard lock(at.mutex);
-  erase(at, [&](const Announcement& one) { return one.stream == stream; });
+  end_of_stream(at, stream);
 }
 
 // Somebody has announced a capture, or had a moment ago.

@@ -41,8 +41,9 @@ inline constexpr std::chrono::milliseconds kLongestAnnouncement{1000};
 // Says that the calling thread is about to begin a capture on `stream`, waits for those who ask, and
 // returns what names the announcement. BeginningCapture is this as a guard.
 [[nodiscard]] std::uint64_t announce(StreamRef stream);
-// The capture has begun, or will not: ends every announcement of its stream. Naming one that has
-// ended does nothing.
+// The capture has begun, or will not: ends every announcement of its stream. Behind it nobody asks the
+// driver about the stream for its sake, and it may be destroyed: who does just then is waited for.
+// Naming one that is over does nothing.
 void withdraw(std::uint64_t announcement) noexcept;
 // The capture on `stream` is seen to have begun, or even to have ended: as withdraw. Costs a load
 // where nothing is announced.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -112,6 +113,67 @@ TEST_F(CaptureGate, AForgottenAnnouncementEnds) {
   EXPECT_TRUE(eventually([&] { return may_ask(); }));
   EXPECT_GE(Clock::now() - before, capture_gate::kLongestAnnouncement);
   capture_gate::withdraw(announcement);
+}
+
+// Somebody is in the driver with a question about an announced stream, for long.
+class SlowQuestion {
+ public:
+  explicit SlowQuestion(SimDevice& sim) : sim_(sim) {
+    sim_.faults().add("is_capturing:1=hang");
+    asker_ = std::thread([this] { (void)static_cast<bool>(StreamQuestion(sim_)); });
+    EXPECT_TRUE(sim_.faults().wait_for_hanging(1, kPatience));
+  }
+  ~SlowQuestion() { end(); }
+  SlowQuestion(const SlowQuestion&) = delete;
+  SlowQuestion& operator=(const SlowQuestion&) = delete;
+
+  void end() {
+    if (!asker_.joinable()) return;
+    sim_.faults().release_hangs();
+    asker_.join();
+    sim_.faults().clear();
+  }
+
+ private:
+  SimDevice& sim_;
+  std::thread asker_;
+};
+
+TEST_F(CaptureGate, ASlowQuestionHoldsUpNoForkAndNoOtherQuestion) {
+  const std::uint64_t announcement = capture_gate::announce(stream_);
+  SlowQuestion slow(*sim_);
+  EXPECT_FALSE(may_ask());
+  auto forked = std::async(std::launch::async, [] {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(0);
+    int status = -1;
+    return ::waitpid(child, &status, 0) == child && WIFEXITED(status);
+  });
+  EXPECT_EQ(forked.wait_for(kPatience / 2), std::future_status::ready);
+  slow.end();
+  EXPECT_TRUE(forked.get());
+  capture_gate::withdraw(announcement);
+}
+
+// It is destroyed behind the withdrawal, and the driver may not be asked about it then.
+TEST_F(CaptureGate, AStreamIsAskedAboutOnlyWhileItIsAnnounced) {
+  const std::uint64_t announcement = capture_gate::announce(stream_);
+  const std::uint64_t another = capture_gate::announce(stream_);
+  SlowQuestion slow(*sim_);
+  capture_gate::begun(stream_);
+  EXPECT_EQ(capture_gate::state.load(), 0U);
+  EXPECT_TRUE(may_ask());
+  std::atomic<int> withdrawn{0};
+  std::vector<std::thread> threads;
+  for (const std::uint64_t each : {announcement, another}) {
+    threads.emplace_back([&withdrawn, each] {
+      capture_gate::withdraw(each);
+      ++withdrawn;
+    });
+  }
+  EXPECT_FALSE(eventually([&] { return withdrawn != 0; }, std::chrono::milliseconds(50)));
+  slow.end();
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(CaptureGate, ItIsFreeInAForkChild) {
