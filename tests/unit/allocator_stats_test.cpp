@@ -1,7 +1,12 @@
 // Statistics and snapshots.
+#include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "allocator/thread_registry.h"
 #include "tests/unit/allocator_support.h"
@@ -149,58 +154,106 @@ TEST_F(AllocatorStats, SnapshotsTileTheSegmentsAndSumUp) {
 
 class AllocatorDevices : public AllocatorTest {
  protected:
-  AllocatorDevices() : AllocatorTest(2, 256) {}
+  static constexpr int kDevices = 4;
+  AllocatorDevices() : AllocatorTest(kDevices, 256) {}
 };
 
 TEST_F(AllocatorDevices, EachHasItsOwnMemoryAndNumbers) {
-  const StreamRef second{1, nullptr};
-  std::byte* here = allocate(4096);
-  std::byte* there = allocate(8192, second);
-  EXPECT_EQ(allocator_.find(there)->stream, second);
-  EXPECT_EQ(allocator_.stats(0).allocated_bytes[kAllSizes].current, 4096);
-  EXPECT_EQ(allocator_.stats(1).allocated_bytes[kAllSizes].current, 8192);
-  EXPECT_EQ(allocator_.snapshot(1).size(), 1U);
-  EXPECT_EQ(allocator_.snapshot().size(), 2U);
-  allocator_.free(there);
-  allocator_.free(here);
-  EXPECT_EQ(allocate(8192, second), there);
-  allocator_.free(there);
-  allocator_.empty_cache(1);
-  EXPECT_EQ(allocator_.stats(1).reserved_bytes[kAllSizes].current, 0);
-  EXPECT_NE(allocator_.stats(0).reserved_bytes[kAllSizes].current, 0);
+  std::vector<std::byte*> blocks;
+  for (int device = 0; device < kDevices; ++device) {
+    blocks.push_back(allocate(4096U << device, {device, nullptr}));
+  }
+  for (int device = 0; device < kDevices; ++device) {
+    const StreamRef home{device, nullptr};
+    std::byte* data = blocks[static_cast<std::size_t>(device)];
+    EXPECT_EQ(allocator_.find(data)->stream, home);
+    EXPECT_EQ(allocator_.stats(device).allocated_bytes[kAllSizes].current, 4096 << device);
+    EXPECT_EQ(allocator_.snapshot(device).size(), 1U);
+  }
+  EXPECT_EQ(allocator_.snapshot().size(), blocks.size());
+  for (std::byte* data : blocks) allocator_.free(data);
+  for (int device = 0; device < kDevices; ++device) {
+    std::byte* data = allocate(4096U << device, {device, nullptr});
+    EXPECT_EQ(data, blocks[static_cast<std::size_t>(device)]);
+    allocator_.free(data);
+  }
+  for (int emptied = kDevices - 1; emptied >= 0; --emptied) {
+    allocator_.empty_cache(emptied);
+    for (int device = 0; device < kDevices; ++device) {
+      EXPECT_EQ(allocator_.stats(device).reserved_bytes[kAllSizes].current != 0, device < emptied);
+    }
+  }
 }
 
 TEST_F(AllocatorDevices, LimitsAreEachDevicesOwn) {
-  allocator_.set_limit_bytes(1, 4 * kMiB);
-  const std::string text = out_of_memory([&] {
-    static_cast<void>(allocate(6 * kMiB, {1, nullptr}));
-  });
-  EXPECT_TRUE(contains(text, "GPU 1 has")) << text;
-  allocator_.free(allocate(6 * kMiB));
+  for (int device = 1; device < kDevices; ++device) {
+    allocator_.set_limit_bytes(device, 4 * static_cast<std::size_t>(device) * kMiB);
+  }
+  for (int device = 1; device < kDevices; ++device) {
+    const std::size_t limit_bytes = 4 * static_cast<std::size_t>(device) * kMiB;
+    const StreamRef home{device, nullptr};
+    allocator_.free(allocate(limit_bytes, home));
+    const std::string text =
+        out_of_memory([&] { static_cast<void>(allocate(limit_bytes + 2 * kMiB, home)); });
+    EXPECT_TRUE(contains(text, "GPU " + std::to_string(device) + " has")) << text;
+  }
+  allocator_.free(allocate(20 * kMiB));
 }
 
-TEST_F(AllocatorDevices, ABlockWaitsForAStreamOfAnotherDevice) {
-  const StreamRef user{1, sim_->create_stream(1)};
+TEST_F(AllocatorDevices, ABlockWaitsForStreamsOfEveryDevice) {
   std::byte* data = allocate(4096);
-  EXPECT_TRUE(allocator_.record_stream(data, user));
-  const SimHold hold = sim_->hold_stream(user);
+  std::vector<SimHold> holds;
+  for (int device = 0; device < kDevices; ++device) {
+    const StreamRef user{device, sim_->create_stream(device)};
+    EXPECT_TRUE(allocator_.record_stream(data, user));
+    holds.push_back(sim_->hold_stream(user));
+  }
   allocator_.free(data);
-  std::byte* other = allocate(4096);
-  EXPECT_NE(other, data);
-  sim_->release_hold(hold);
-  allocator_.empty_cache();
-  allocator_.free(other);
+  std::vector<std::byte*> others;
+  for (const SimHold& hold : holds) {
+    others.push_back(allocate(4096));
+    EXPECT_NE(others.back(), data);
+    sim_->release_hold(hold);
+  }
+  sim_->wait_until_idle();
+  EXPECT_EQ(allocate(4096), data);
+  allocator_.free(data);
+  for (std::byte* other : others) allocator_.free(other);
 }
 
-TEST_F(AllocatorDevices, ACallbackMayFreeMemoryOfAnotherDevice) {
-  std::byte* there = allocate(4096, {1, nullptr});
+TEST_F(AllocatorDevices, ACallbackMayFreeMemoryOfOtherDevices) {
+  std::vector<std::byte*> there;
+  for (int device = 1; device < kDevices; ++device) {
+    there.push_back(allocate(4096, {device, nullptr}));
+  }
   allocator_.add_free_memory_callback([&] {
-    if (there != nullptr) allocator_.free(there);
-    there = nullptr;
+    for (std::byte* data : std::exchange(there, {})) allocator_.free(data);
     return true;
   });
   allocator_.free(allocate(4096));
-  EXPECT_EQ(there, nullptr);
+  EXPECT_TRUE(there.empty());
+}
+
+// A block of one device never serves another, whichever thread freed it.
+TEST_F(AllocatorDevices, BlocksStayOnTheirDeviceAcrossThreads) {
+  constexpr int kRounds = 200;
+  std::vector<std::thread> threads;
+  std::array<std::atomic<std::byte*>, kDevices> exchange{};
+  std::atomic<int> wrong{0};
+  for (int index = 0; index < kDevices; ++index) {
+    threads.emplace_back([&, index] {
+      for (int round = 0; round < kRounds; ++round) {
+        const StreamRef home{(index + round) % kDevices, nullptr};
+        std::byte* data = allocate(512U << (round % 4), home);
+        if (allocator_.find(data)->stream != home) ++wrong;
+        auto& slot = exchange[static_cast<std::size_t>(round % kDevices)];
+        allocator_.free(slot.exchange(data));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (auto& slot : exchange) allocator_.free(slot.exchange(nullptr));
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST_F(AllocatorStats, OversizeBlocksAndSegmentsAreCounted) {
