@@ -43,6 +43,7 @@ struct BlockView {
   std::size_t size_bytes = 0;       // rounded
   std::size_t requested_bytes = 0;  // as asked for
   StreamRef stream;                 // home: where it was allocated
+  PoolId pool;                      // {0, 0}: the default one
   std::uint64_t piece_id = 0;       // never reused in this process
   void* piece_base = nullptr;
   std::size_t piece_size_bytes = 0;

@@ -82,6 +82,12 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] Provider& maker_of(const Pool& pool) noexcept {
     return pool.provider == nullptr ? provider : *pool.provider;
   }
+  // A new piece for the pool: by its maker, and never memory that lies in a segment already
+  // (kBadArgument; the maker has it back then). What the maker itself allocates here meanwhile goes by
+  // the pool, or it would never end. Null where there is no room.
+  [[nodiscard]] void* make_piece(DeviceHeap& at, const Pool& pool, std::size_t size_bytes);
+  // Whether nobody but this thread, inside of makers, has memory in its hands. Heap lock held.
+  [[nodiscard]] static bool others_idle(const DeviceHeap& at) noexcept;
   // The pool that a standing route gives the stream's allocations; null: the default one.
   [[nodiscard]] std::shared_ptr<Pool> routed_pool(DeviceHeap& at, StreamRef stream);
   // Whether anybody captures into a pool of the device: then no event is asked, and no memory goes

@@ -141,7 +141,7 @@ class DeviceHeap {
   // looked at). Whoever is about to report out-of-memory waits for such work first.
   void begin_work() noexcept { ++works_; }
   void end_work() noexcept;
-  [[nodiscard]] bool idle() const noexcept { return works_ == 0; }
+  [[nodiscard]] std::size_t works() const noexcept { return works_; }
   // One such work, which ends with the object at the latest.
   class Work {
    public:
@@ -170,7 +170,7 @@ class DeviceHeap {
   // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
   [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
   std::condition_variable_any work_done;
-  std::condition_variable_any filters_asked;  // some Pool::asked is lower
+  std::condition_variable_any filters_asked;  // some Route::asked is lower
 
   // ---- data, guarded by the heap lock ----
   alignas(128) std::map<std::uint64_t, std::unique_ptr<Segment>> segments;  // by piece id

@@ -76,6 +76,13 @@ int PageTable::device_of(const void* address) const noexcept {
   return chunk == nullptr ? -1 : chunk->device.load(std::memory_order_relaxed);
 }
 
+bool PageTable::overlaps(const void* base, std::size_t size_bytes) const noexcept {
+  for (std::uintptr_t done = 0; done < size_bytes; done += kChunkBytes) {
+    if (chunk_at(number(base) + done) != nullptr) return true;
+  }
+  return false;
+}
+
 PageTable::Node& PageTable::node_at(std::uintptr_t address) {
   std::atomic<Node*>& at = root_[address >> (kChunkBits + kLevelBits)];
   Node* node = at.load(std::memory_order_acquire);

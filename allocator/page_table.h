@@ -70,6 +70,9 @@ class PageTable {
   // The device of the segment at `address`; -1 if there is none.
   [[nodiscard]] int device_of(const void* address) const noexcept;
 
+  // Whether any of it lies in a segment. `base` is as can_hold wants it.
+  [[nodiscard]] bool overlaps(const void* base, std::size_t size_bytes) const noexcept;
+
   // A segment comes and goes. Caller holds the device's heap lock. add throws std::bad_alloc and
   // has then changed nothing that a lookup sees.
   void add_segment(const void* base, std::size_t size_bytes, bool large, int device);

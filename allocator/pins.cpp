@@ -41,6 +41,7 @@ BlockView Allocator::Impl::view(Block* block) const noexcept {
   seen.size_bytes = block->size_bytes;
   seen.requested_bytes = block->requested_bytes.load(std::memory_order_relaxed);
   seen.stream = segment.stream;
+  seen.pool = segment.pool->id;
   seen.piece_id = segment.piece.id;
   seen.piece_base = segment.piece.base;
   seen.piece_size_bytes = segment.piece.size_bytes;

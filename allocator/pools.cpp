@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "allocator/address_text.h"
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
 
@@ -27,15 +28,15 @@ class AskedRoutes {
   explicit AskedRoutes(DeviceHeap& at) : at_(at) {
     const std::lock_guard lock(at_.mutex);
     routes_ = at_.routes;
-    pools_.reserve(routes_->size());
-    for (const Route& route : *routes_) pools_.push_back(route.pool);
-    for (const auto& pool : pools_) ++pool->asked;
+    asked_.reserve(routes_->size());
+    for (const Route& route : *routes_) asked_.push_back(route.asked);
+    for (const auto& asked : asked_) ++*asked;
   }
   ~AskedRoutes() {
     routes_.reset();  // this thread's part of the filters, too, is over when their route is
     {
       const std::lock_guard lock(at_.mutex);
-      for (const auto& pool : pools_) --pool->asked;
+      for (const auto& asked : asked_) --*asked;
     }
     at_.filters_asked.notify_all();
   }
@@ -47,13 +48,47 @@ class AskedRoutes {
  private:
   DeviceHeap& at_;
   std::shared_ptr<const Routes> routes_;
-  std::vector<std::shared_ptr<Pool>> pools_;
+  std::vector<std::shared_ptr<int>> asked_;
 };
+
+// A thread inside the provider of a private pool, which may be anybody's code.
+class InsideMaker {
+ public:
+  InsideMaker(const DeviceHeap& heap, const Pool& pool) noexcept
+      : at(&heap), of(&pool), outer(innermost) {
+    innermost = this;
+  }
+  ~InsideMaker() { innermost = outer; }
+  InsideMaker(const InsideMaker&) = delete;
+  InsideMaker& operator=(const InsideMaker&) = delete;
+
+  [[nodiscard]] static bool is_of(const Pool& pool) noexcept {
+    for (const InsideMaker* one = innermost; one != nullptr; one = one->outer) {
+      if (one->of == &pool) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] static std::size_t count_at(const DeviceHeap& heap) noexcept {
+    std::size_t count = 0;
+    for (const InsideMaker* one = innermost; one != nullptr; one = one->outer) {
+      if (one->at == &heap) ++count;
+    }
+    return count;
+  }
+
+ private:
+  static thread_local constinit const InsideMaker* innermost;
+
+  const DeviceHeap* const at;
+  const Pool* const of;
+  const InsideMaker* const outer;
+};
+thread_local constinit const InsideMaker* InsideMaker::innermost = nullptr;
 
 bool still_stands(DeviceHeap& at, const Route& route) {
   const std::lock_guard lock(at.mutex);
   return std::any_of(at.routes->begin(), at.routes->end(),
-                     [&](const Route& standing) { return standing.pool == route.pool; });
+                     [&](const Route& standing) { return standing.asked == route.asked; });
 }
 
 }  // namespace
@@ -99,9 +134,30 @@ std::shared_ptr<Pool> Allocator::Impl::routed_pool(DeviceHeap& at, StreamRef str
   if (!at.routed()) return nullptr;
   const AskedRoutes asked(at);
   for (auto route = asked.routes().rbegin(); route != asked.routes().rend(); ++route) {
+    if (InsideMaker::is_of(*route->pool)) continue;
     if (route->filter(stream.handle) && still_stands(at, *route)) return route->pool;
   }
   return nullptr;
+}
+
+void* Allocator::Impl::make_piece(DeviceHeap& at, const Pool& pool, std::size_t size_bytes) {
+  if (pool.provider == nullptr) return provider.make_piece(at.device, size_bytes);
+  const InsideMaker inside(at, pool);
+  void* base = pool.provider->make_piece(at.device, size_bytes);
+  if (base == nullptr || !page_table.overlaps(base, size_bytes)) return base;
+  try {
+    pool.provider->return_piece(at.device, base, size_bytes);
+  } catch (...) {  // what is told is why it goes back
+  }
+  throw Error(ErrorCode::kBadArgument,
+              "The allocator of the " + name_of(at.device, pool.id) + " gave " +
+                  std::to_string(size_bytes) + " bytes at " + address_text(base) +
+                  ", which is memory of Limbo's already.",
+              "A pool whose memory is to be Limbo's is made without an allocator.");
+}
+
+bool Allocator::Impl::others_idle(const DeviceHeap& at) noexcept {
+  return at.works() <= InsideMaker::count_at(at);
 }
 
 bool Allocator::Impl::capturing(DeviceHeap& at) noexcept {
@@ -164,8 +220,10 @@ void Allocator::begin_allocate_to_pool(int device, PoolId id,
                   "End that first, or use another pool.");
     }
     auto routes = std::make_shared<Routes>(*old);
-    routes->push_back({nullptr, std::move(filter), captured});
-    routes->back().pool = at.use_pool(id, nullptr);
+    Route& route = routes->emplace_back();
+    route.filter = std::move(filter);
+    route.captured = captured;
+    route.pool = at.use_pool(id, nullptr);
     at.set_routes(std::move(routes));
   } catch (...) {
     Impl::allow_caches(at);
@@ -177,7 +235,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
   DeviceHeap& at = impl_->heap(device);
   std::shared_ptr<const Routes> old;  // destroyed behind the lock: filters may call out
   std::vector<std::shared_ptr<Pool>> shrinking;
-  std::shared_ptr<Pool> ended_into;
+  std::shared_ptr<int> asked;  // of the route
   {
     const std::lock_guard lock(at.mutex);
     old = at.routes;
@@ -189,7 +247,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
                   "Begin that first.");
     }
     shrinking.reserve(at.pools.size());
-    ended_into = ended->pool;
+    asked = ended->asked;
     routes->erase(ended);
     for (const auto& [pool_id, pool] : at.pools) {
       if (pool->wants_return) shrinking.push_back(pool);
@@ -199,7 +257,7 @@ void Allocator::end_allocate_to_pool(int device, PoolId id) {
   Impl::allow_caches(at);
   {
     std::unique_lock lock(at.mutex);
-    at.filters_asked.wait(lock, [&] { return ended_into->asked == 0; });
+    at.filters_asked.wait(lock, [&] { return *asked == 0; });
   }
   if (shrinking.empty() || impl_->capturing(at)) return;
   for (const auto& pool : shrinking) {

@@ -43,7 +43,6 @@ struct Pool : std::enable_shared_from_this<Pool> {
   bool use_on_oom = false;    // serves requests of the default pool before memory is given back
   bool no_split = false;      // every block is a segment
   bool wants_return = false;  // empty_cache came while nothing could be returned
-  int asked = 0;              // threads that may be inside the filter of the route into it
 
   [[nodiscard]] bool is_default() const noexcept { return id.is_default(); }
   // Whether its unused segments may go back to their provider.
@@ -62,6 +61,9 @@ struct Route {
   std::shared_ptr<Pool> pool;
   std::function<bool(StreamHandle)> filter;
   std::optional<StreamHandle> captured;  // see Impl::capturing
+  // Threads that may be inside the filter; none comes anew once the route has ended. Guarded by the
+  // heap lock.
+  std::shared_ptr<int> asked = std::make_shared<int>(0);
 };
 using Routes = std::vector<Route>;  // oldest first; the youngest that accepts a stream has it
 

@@ -147,7 +147,7 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
       throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
     }
     used.store(true, std::memory_order_relaxed);
-    void* base = maker.make_piece(at.device, size_bytes);
+    void* base = make_piece(at, pool, size_bytes);
     if (base != nullptr) {
       announce_piece(at, request, pool, base, size_bytes);
       announced = base;
@@ -222,8 +222,8 @@ void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
     if (void* data = make_room_once(at, request)) return data;
     // Another thread may hold what this one did not find: memory on its way to or from the driver.
     std::unique_lock lock(at.mutex);
-    if (at.idle() && at.works_done() - own == before) break;
-    at.work_done.wait_for(lock, kAttemptWait, [&] { return at.idle(); });
+    if (others_idle(at) && at.works_done() - own == before) break;
+    at.work_done.wait_for(lock, kAttemptWait, [&] { return others_idle(at); });
   }
   throw_out_of_memory(at, request);
 }

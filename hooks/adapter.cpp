@@ -244,8 +244,10 @@ bool Adapter::isEnabled() const {
 void* Adapter::getBaseAllocation(void* data, std::size_t* size_bytes) {
   const auto block = for_torch([&] { return allocator_in_use().find(data); });
   TORCH_CHECK(block.has_value(), "invalid device pointer: ", data);
-  if (size_bytes != nullptr) *size_bytes = block->piece_size_bytes;
-  return block->piece_base;
+  const DriverAllocation whole =
+      for_torch([&] { return driver_allocation_of(allocator_in_use().device(), *block); });
+  if (size_bytes != nullptr) *size_bytes = whole.size_bytes;
+  return whole.base;
 }
 
 c10::cuda::CUDACachingAllocator::ShareableHandle Adapter::shareIpcHandle(void* data) {

@@ -17,6 +17,7 @@
 #include "hooks/current_stream.h"
 #include "hooks/error_text.h"
 #include "hooks/process.h"
+#include "hooks/stock_loading.h"
 
 namespace limbo {
 
@@ -81,6 +82,14 @@ std::shared_ptr<Provider> make_provider(const std::shared_ptr<torch_cuda::CUDAAl
       });
 }
 
+// Which stream tells whether a route is a capture. It is asked for as long as the route stands, and
+// one that is never ended stands for good: a stream that may be destroyed by then is not asked. Then
+// the route of a capture counts as one (no stream), and any other as none (the default stream).
+std::optional<StreamHandle> stream_to_ask(StreamRef current, bool is_of_capture) {
+  if (is_torchs_own(current)) return current.handle;
+  return is_of_capture ? std::nullopt : std::optional<StreamHandle>(nullptr);
+}
+
 // A checkpoint, as torch hands it around.
 struct PoolState final : torch_cuda::AllocatorState {
   explicit PoolState(std::shared_ptr<const Checkpoint> made) : checkpoint(std::move(made)) {}
@@ -110,13 +119,10 @@ int Adapter::own_pool_uses(c10::DeviceIndex device, c10::MempoolId_t pool) {
 void Adapter::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                  std::shared_ptr<torch_cuda::CUDAAllocator> allocator) {
   for_torch([&] {
-    if (allocator == nullptr) {
+    // Whose memory is to be Limbo's is a pool like others.
+    if (allocator == nullptr || is_limbo(*allocator)) {
       allocator_in_use().retain_pool(device, to_pool_id(pool));
       return;
-    }
-    if (allocator.get() == this) {
-      throw Error(ErrorCode::kBadArgument, "A pool of Limbo cannot get its memory from Limbo.",
-                  "Make the pool without an allocator: its memory is Limbo's then.");
     }
     allocator_in_use().retain_pool(device, to_pool_id(pool), make_provider(allocator));
   });
@@ -165,7 +171,7 @@ void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
       announces = !accepts(current.handle);
     }
     allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts),
-                                              current.handle);
+                                              stream_to_ask(current, announces));
     // torch begins the capture next, and says nothing when that fails: the announcement ends by
     // itself then.
     if (announces) (void)capture_gate::announce(current);

@@ -111,6 +111,15 @@ StreamRef current_stream(int device) {
   return current_stream_detail::stream_of_torch(device);
 }
 
+bool is_torchs_own(StreamRef current) {
+  if (current.handle == nullptr) return true;
+  if (simulated()) return false;
+  // torch's id of a stream that it did not make is the stream's handle.
+  const auto id =
+      c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(current.device)).id();
+  return std::bit_cast<StreamHandle>(id) != current.handle;
+}
+
 StreamRef current_stream_detail::ask_for_more() {
   return current_stream(current_device());
 }

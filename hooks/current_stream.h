@@ -19,6 +19,10 @@ namespace limbo {
 
 [[nodiscard]] StreamRef current_stream(int device);
 
+// Whether a current stream is torch's own (a default one, or of its pools), which lives for good. One
+// that the program made (torch.cuda.ExternalStream) it may destroy.
+[[nodiscard]] bool is_torchs_own(StreamRef current);
+
 // Both at once, as every allocation asks for them.
 [[nodiscard]] StreamRef current_place();
 

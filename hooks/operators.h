@@ -17,8 +17,9 @@ namespace limbo {
 //                    unopened message stays openable, counted from the later of the send and the
 //                    owner's free; None: option message_time_limit_ms. A tensor without elements in
 //                    its storage needs no memory, and no Limbo.
-//                    Errors: not_lendable (CPU, another allocator's memory, sparse, nested,
-//                    quantized, a non-leaf that requires grad), bad_argument, ledger_full.
+//                    Errors: not_lendable (CPU, another allocator's memory or a private pool's,
+//                    sparse, nested, quantized, a non-leaf that requires grad), bad_argument,
+//                    ledger_full.
 //                    Received memory is sent on: its owner is asked, and waited for, at most a
 //                    second. Errors then also: no_channel, producer_exited, withdrawn, expired.
 //   receive          The tensor. `device`: the index to open on; -1: the owner's GPU, by its UUID.
@@ -31,7 +32,8 @@ namespace limbo {
 //   withdraw         Takes a message of this process back: who has not opened it gets `withdrawn`.
 //   collect          Unpins what is over. True when anything came back. Never blocks.
 //   is_limbo         Whether `share` can lend this tensor: its storage lies in one block that Limbo
-//                    allocated, or was received through it. Never throws, starts nothing.
+//                    allocated outside of private pools, or was received through it. Never throws,
+//                    starts nothing.
 //   is_received      Whether its storage was received through Limbo.
 //   is_orphaned      Whether work on it of who lends it, or has sent it on, will not come.
 //   holders, stats   JSON, as in capi.h.

@@ -19,12 +19,40 @@ constexpr char kExpandableKind = 'e';
               "Send a handle that _share_cuda_ of torch 2.5 or later has made.");
 }
 
+[[noreturn]] void throw_cannot_be_opened(const void* data, const std::string& why) {
+  throw Error(ErrorCode::kNotLendable,
+              "The memory at " + address_text(data) +
+                  " is a private pool's, and other processes cannot open it: " + why,
+              "Copy it with clone(), outside of the pool, and send the copy.");
+}
+
 }  // namespace
+
+DriverAllocation driver_allocation_of(Device& device, const BlockView& block) {
+  if (block.pool.is_default()) return {block.piece_base, block.piece_size_bytes};
+  try {
+    const DriverAllocation whole = device.driver_allocation(block.stream.device, block.data);
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(block.data) -
+                                                 static_cast<const std::byte*>(whole.base));
+    if (block.size_bytes <= whole.size_bytes - offset) return whole;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDeviceError) throw;
+    throw_cannot_be_opened(block.data, error.what());
+  }
+  throw_cannot_be_opened(block.data, "the driver gave it in several parts.");
+}
 
 c10::cuda::CUDACachingAllocator::ShareableHandle make_stock_handle(Device& device,
                                                                    const BlockView& block,
                                                                    const void* data) {
-  const MemoryHandle handle = device.export_memory(block.stream.device, block.piece_base);
+  const DriverAllocation whole = driver_allocation_of(device, block);
+  MemoryHandle handle;
+  try {
+    handle = device.export_memory(block.stream.device, whole.base);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDeviceError || block.pool.is_default()) throw;
+    throw_cannot_be_opened(data, error.what());
+  }
   if (handle.kind != HandleKind::kRuntimeIpc) {
     throw Error(ErrorCode::kNotLendable,
                 "The memory at " + address_text(data) + " has no runtime IPC handle.",
@@ -35,8 +63,7 @@ c10::cuda::CUDACachingAllocator::ShareableHandle make_stock_handle(Device& devic
   bytes += static_cast<char>(kStockHandleVersion);
   bytes += kStockHandleKind;
   bytes.append(reinterpret_cast<const char*>(handle.bytes.data()), handle.bytes.size());
-  return {static_cast<const char*>(data) - static_cast<const char*>(block.piece_base),
-          std::move(bytes)};
+  return {static_cast<const char*>(data) - static_cast<const char*>(whole.base), std::move(bytes)};
 }
 
 MemoryHandle parse_stock_handle(std::string_view bytes) {

@@ -26,8 +26,14 @@ inline constexpr unsigned char kStockHandleVersion = 2;
 inline constexpr unsigned char kNewestStockHandleVersion = 3;
 inline constexpr char kStockHandleKind = 'c';
 
-// A handle of the piece that holds `data`, with the offset of `data`, which may point into the
-// block. Equal for every block of one piece.
+// What the driver gave that the block lies in: its piece, or, where a private pool's own allocator
+// made that, what it was made from. Throws Error(kNotLendable) where the driver does not say, or the
+// block lies in more than one.
+[[nodiscard]] DriverAllocation driver_allocation_of(Device& device, const BlockView& block);
+
+// A handle of the driver's allocation that holds `data`, with the offset of `data`, which may point
+// into the block. Equal for every block of one piece. Throws Error(kNotLendable) where the driver has
+// no handle of a private pool's memory.
 [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle make_stock_handle(
     Device& device, const BlockView& block, const void* data);
 

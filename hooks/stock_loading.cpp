@@ -36,10 +36,8 @@ class PluggableFunctions : public Pluggable {
   }
 };
 
-// Whether torch's allocator is its wrapper around limbo_malloc, made from the function's address.
-bool is_loaded_by_torch() {
-  const auto* wrapper =
-      dynamic_cast<const Pluggable*>(c10::cuda::CUDACachingAllocator::allocator.load());
+bool is_wrapper_of_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator) {
+  const auto* wrapper = dynamic_cast<const Pluggable*>(allocator);
   if (wrapper == nullptr) return false;
   const auto* function =
       PluggableFunctions::malloc_of(*wrapper).target<void* (*)(std::size_t, int, cudaStream_t)>();
@@ -50,13 +48,18 @@ bool is_loaded_by_torch() {
 void on_api_usage(const std::string& event) noexcept {
   if (event != "aten.init.cuda") return;
   try {
-    if (is_loaded_by_torch()) replace_pluggable_wrapper();
+    const auto* current = c10::cuda::CUDACachingAllocator::allocator.load();
+    if (is_wrapper_of_limbo(current)) replace_pluggable_wrapper();
   } catch (...) {
     // What forbids it is told by the first allocation, which nobody can miss.
   }
 }
 
 }  // namespace
+
+bool is_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) {
+  return &allocator == &adapter() || is_wrapper_of_limbo(&allocator);
+}
 
 void follow_initialization() {
   // Somebody wants torch's own logger, which writes every event to stderr.

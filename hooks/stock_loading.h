@@ -2,7 +2,13 @@
 // early as torch lets us (the functions themselves are in capi.h).
 #pragma once
 
+#include <c10/cuda/CUDACachingAllocator.h>
+
 namespace limbo {
+
+// Whether what it hands out is Limbo's: it is the adapter, or torch's wrapper around limbo_malloc
+// (made from the function's address, as stock loading makes it).
+[[nodiscard]] bool is_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator);
 
 // From now on the step is made when torch initialises CUDA. Takes the place of c10's logger of API
 // usage, of which there is one: a logger that the program has set before is lost, one that it sets

@@ -248,9 +248,12 @@ void withdraw_message(ByteSpan message) {
 
 bool is_lendable(const at::Tensor& tensor) noexcept {
   try {
-    return tensor.defined() && tensor.is_cuda() && is_plain(tensor) &&
-           is_cut_from_autograd(tensor) && storage_of_tensor(tensor).nbytes() != 0 &&
-           (block_of(tensor).has_value() || is_received(tensor));
+    if (!tensor.defined() || !tensor.is_cuda() || !is_plain(tensor) ||
+        !is_cut_from_autograd(tensor) || storage_of_tensor(tensor).nbytes() == 0) {
+      return false;
+    }
+    const std::optional<BlockView> block = block_of(tensor);
+    return block ? block->pool.is_default() : is_received(tensor);
   } catch (...) {
     return false;  // a fake tensor's storage, a forked child
   }

@@ -72,6 +72,7 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
 
   void* try_allocate(int device, std::size_t size_bytes) override;
   void free(int device, void* base) override;
+  DriverAllocation driver_allocation(int device, const void* data) override;
   MemoryHandle export_memory(int device, void* base) override;
   void* open_memory(int device, const MemoryHandle& handle) override;
   void close_memory(int device, void* base) override;
@@ -163,6 +164,16 @@ void* CudaDevice::try_allocate(int device, std::size_t size_bytes) {
 void CudaDevice::free(int device, void* base) {
   const CudaCallScope scope(contexts_, device);
   check("cuMemFree", driver_.cuMemFree(address_of(base)));
+}
+
+DriverAllocation CudaDevice::driver_allocation(int device, const void* data) {
+  const CudaCallScope scope(contexts_, device);
+  CUdeviceptr base = 0;
+  DriverAllocation found;
+  check("cuMemGetAddressRange",
+        driver_.cuMemGetAddressRange(&base, &found.size_bytes, address_of(data)));
+  found.base = reinterpret_cast<void*>(base);
+  return found;
 }
 
 MemoryHandle CudaDevice::export_memory(int device, void* base) {

@@ -67,6 +67,14 @@ struct MemoryHandle {
   friend bool operator==(const MemoryHandle&, const MemoryHandle&) = default;
 };
 
+// Memory as the driver gave it, by one call.
+struct DriverAllocation {
+  void* base = nullptr;
+  std::size_t size_bytes = 0;
+
+  friend bool operator==(const DriverAllocation&, const DriverAllocation&) = default;
+};
+
 struct MemoryInfo {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
@@ -114,7 +122,13 @@ class Device {
   // stays alive there.
   virtual void free(int device, void* base) = 0;
 
-  // `base` is a pointer that try_allocate returned.
+  // The allocation that holds `data`, whoever asked the driver for it in this process. Throws
+  // Error(kDeviceError) where there is none.
+  [[nodiscard]] virtual DriverAllocation driver_allocation(int device, const void* data) = 0;
+
+  // `base` is that of a driver_allocation, as are pointers that try_allocate returned: opened, the
+  // handle gives all of it. Of memory that others asked for in another way than try_allocate does
+  // the driver may have no handle: Error(kDeviceError).
   [[nodiscard]] virtual MemoryHandle export_memory(int device, void* base) = 0;
 
   // Maps a piece of another process for `device`. Refused (kDeviceError) in the process that made

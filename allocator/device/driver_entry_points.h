@@ -44,6 +44,7 @@ namespace limbo {
   X(cuMemGetInfo)                        \
   X(cuMemAlloc)                          \
   X(cuMemFree)                           \
+  X(cuMemGetAddressRange)                \
   X(cuIpcGetMemHandle)                   \
   X(cuIpcOpenMemHandle)                  \
   X(cuIpcCloseMemHandle)                 \

@@ -178,6 +178,10 @@ void Client::free(int device, void* base) {
   made.memory.end_removal(leaving);
 }
 
+DriverAllocation Client::driver_allocation(int device, const void* data) {
+  return enter("driver_allocation", device).memory.allocation(device, data);
+}
+
 MemoryHandle Client::export_memory(int device, void* base) {
   return enter(CallKind::kExport, device).memory.handle(device, base);
 }

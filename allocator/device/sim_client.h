@@ -34,6 +34,7 @@ class Client final : public SimDevice, public CaptureOrder, public MemoryUsers {
 
   [[nodiscard]] void* try_allocate(int device, std::size_t size_bytes) override;
   void free(int device, void* base) override;
+  [[nodiscard]] DriverAllocation driver_allocation(int device, const void* data) override;
   [[nodiscard]] MemoryHandle export_memory(int device, void* base) override;
   [[nodiscard]] void* open_memory(int device, const MemoryHandle& handle) override;
   void close_memory(int device, void* base) override;

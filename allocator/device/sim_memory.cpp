@@ -87,14 +87,23 @@ Memory::Mapping& Memory::expect(const char* call, int device, const void* base, 
   return found->second;
 }
 
+const void* Memory::base_of(const void* pointer) {
+  const auto found = find(pointer);
+  return found == mappings_.end() ? pointer : reinterpret_cast<const void*>(found->first);
+}
+
+DriverAllocation Memory::allocation(int device, const void* pointer) {
+  const std::lock_guard lock(mutex_);
+  const void* const base = base_of(pointer);
+  const Mapping& mapping = expect("driver_allocation", device, base, false);
+  return {const_cast<void*>(base), mapping.piece.size_bytes};
+}
+
 MemoryHandle Memory::handle(int device, const void* pointer) {
   Piece piece;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = find(pointer);
-    const void* const base =
-        found == mappings_.end() ? pointer : reinterpret_cast<const void*>(found->first);
-    piece = expect("export_memory", device, base, false).piece;
+    piece = expect("export_memory", device, base_of(pointer), false).piece;
   }
   return machine_.handle(piece);
 }

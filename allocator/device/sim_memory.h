@@ -22,6 +22,7 @@ class Memory {
 
   // Null when the device has no room.
   [[nodiscard]] void* allocate(int device, std::uint32_t machine_device, std::size_t size_bytes);
+  [[nodiscard]] DriverAllocation allocation(int device, const void* pointer);
   [[nodiscard]] MemoryHandle handle(int device, const void* pointer);
   [[nodiscard]] void* open(int device, const MemoryHandle& handle);
 
@@ -59,6 +60,8 @@ class Memory {
 
   [[nodiscard]] void* map(const Piece& piece);
   [[nodiscard]] Mappings::iterator find(const void* pointer);
+  // Of the mapping that holds it; itself where there is none.
+  [[nodiscard]] const void* base_of(const void* pointer);
   Mapping& expect(const char* call, int device, const void* base, bool opened);
 
   Machine& machine_;

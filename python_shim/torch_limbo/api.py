@@ -158,7 +158,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     Blocks, as a launch would, where the current stream takes no more entries: behind a long kernel
     that is after 1,021 of them.
 
-    Errors: ``not_lendable`` (a CPU tensor, memory of another allocator), ``bad_argument``
+    Errors: ``not_lendable`` (a CPU tensor, memory of another allocator, of a CUDA graph or of a
+    ``torch.cuda.MemPool``: share ``clone()``, made outside of them), ``bad_argument``
     (``consumers`` or ``ttl`` out of range, a non-leaf that requires grad, named dimensions, a
     subclass of Tensor other than Parameter), ``not_available_yet`` (the current stream is being
     captured into a graph), ``ledger_full``, ``no_channel``, ``device_error`` (a driver call failed;

@@ -2,8 +2,8 @@
 
 Importing the package puts Limbo in front of three functions of
 ``torch.multiprocessing.reductions``: ``reduce_tensor``, ``rebuild_cuda_tensor`` and
-``reduce_storage``. A tensor whose memory Limbo allocated is sent as a descriptor; every other one
-takes torch's own way.
+``reduce_storage``. A tensor whose memory Limbo allocated, outside of private pools, is sent as a
+descriptor; every other one takes torch's own way.
 
 Programs treat that module freely: they take its functions by ``from ... import``, put functions of
 their own in their place, and run ``init_reductions()`` again. So each function keeps its identity

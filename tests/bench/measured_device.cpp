@@ -73,6 +73,11 @@ void MeasuredDevice::free(int device, void* base) {
   device_->free(device, base);
 }
 
+DriverAllocation MeasuredDevice::driver_allocation(int device, const void* data) {
+  const Stopwatch watch(listening_, Call::kMemory);
+  return device_->driver_allocation(device, data);
+}
+
 MemoryHandle MeasuredDevice::export_memory(int device, void* base) {
   const Stopwatch watch(listening_, Call::kMemory);
   return device_->export_memory(device, base);

@@ -60,6 +60,7 @@ class MeasuredDevice final : public Device {
   [[nodiscard]] bool has_stream_memory_operations(int device) override;
   [[nodiscard]] void* try_allocate(int device, std::size_t size_bytes) override;
   void free(int device, void* base) override;
+  [[nodiscard]] DriverAllocation driver_allocation(int device, const void* data) override;
   [[nodiscard]] MemoryHandle export_memory(int device, void* base) override;
   [[nodiscard]] void* open_memory(int device, const MemoryHandle& handle) override;
   void close_memory(int device, void* base) override;

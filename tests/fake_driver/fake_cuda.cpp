@@ -194,6 +194,11 @@ CUresult cuMemAlloc_v2(CUdeviceptr* base, size_t size) {
 CUresult cuMemFree_v2(CUdeviceptr) {
   return met("cuMemFree");
 }
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr data) {
+  *base = data;
+  *size = 512;
+  return met("cuMemGetAddressRange");
+}
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr base) {
   std::memset(handle, 0, sizeof(*handle));
   std::memcpy(handle, &base, sizeof(base));

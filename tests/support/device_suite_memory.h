@@ -94,6 +94,17 @@ TEST_P(DeviceSuite, HandlesNameOnePieceEach) {
   EXPECT_NE(handle, device().export_memory(0, new_memory(2 * kMiB)));
 }
 
+TEST_P(DeviceSuite, TellsTheAllocationOfAnAddress) {
+  std::uint32_t* first = new_memory(2 * kMiB);
+  std::uint32_t* second = new_memory(6 * kMiB);
+  EXPECT_EQ(device().driver_allocation(0, first), (DriverAllocation{first, 2 * kMiB}));
+  EXPECT_EQ(device().driver_allocation(0, second + kMiB), (DriverAllocation{second, 6 * kMiB}));
+  int elsewhere = 0;
+  EXPECT_EQ(error_of([&] { (void)device().driver_allocation(0, &elsewhere); }),
+            ErrorCode::kDeviceError);
+  EXPECT_EQ(read(first, 1).size(), 1U);
+}
+
 TEST_P(DeviceSuite, IsNotOpenedWhereItWasMade) {
   std::uint32_t* memory = new_memory(2 * kMiB);
   const MemoryHandle handle = device().export_memory(0, memory);

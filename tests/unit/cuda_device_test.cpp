@@ -41,6 +41,7 @@ std::vector<Call> all_calls(Device& device, std::uint64_t* words) {
       {"cuMemGetInfo", [&device] { (void)device.memory_info(0); }},
       {"cuMemAlloc", [&device] { (void)device.try_allocate(0, 512); }},
       {"cuMemFree", [&device, base] { device.free(0, base); }},
+      {"cuMemGetAddressRange", [&device, base] { (void)device.driver_allocation(0, base); }},
       {"cuIpcGetMemHandle", [&device, base] { (void)device.export_memory(0, base); }},
       {"cuIpcOpenMemHandle", [&device] { (void)device.open_memory(0, MemoryHandle{}); }},
       {"cuIpcCloseMemHandle", [&device, base] { device.close_memory(0, base); }},

@@ -2,6 +2,9 @@
 #include "allocator/provider_foreign.h"
 
 #include <deque>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "tests/unit/allocator_support.h"
 
@@ -168,6 +171,76 @@ TEST_F(PoolsWithProvider, WhatItDoesNotTakeBackStaysUsable) {
     EXPECT_FALSE(foreign.alive());
     EXPECT_EQ(reserved(), 0);
   }
+}
+
+// A provider whose code allocates here too, on the thread and the stream that the route accepts.
+class Nested final : public Provider {
+ public:
+  explicit Nested(std::function<void*(std::size_t)> make, std::function<void(void*)> give)
+      : make_(std::move(make)), give_(std::move(give)) {}
+  void* make_piece(int /*device*/, std::size_t size_bytes) override { return make_(size_bytes); }
+  void return_piece(int /*device*/, void* base, std::size_t /*size_bytes*/) override {
+    give_(base);
+  }
+
+ private:
+  const std::function<void*(std::size_t)> make_;
+  const std::function<void(void*)> give_;
+};
+
+TEST_F(PoolsWithProvider, WhatItAllocatesItselfIsNoneOfThePools) {
+  std::vector<std::byte*> scratch;
+  allocator_.retain_pool(0, kForeignPool,
+                         std::make_shared<Nested>(
+                             [&](std::size_t size_bytes) {
+                               scratch.push_back(allocate(4096));
+                               return sim_->try_allocate(0, size_bytes);
+                             },
+                             [&](void* base) { sim_->free(0, base); }));
+  std::byte* data = allocate_in(kForeignPool, kMiB);
+  ASSERT_EQ(scratch.size(), 1U);
+  EXPECT_TRUE(allocator_.find(scratch[0])->pool.is_default());
+  EXPECT_EQ(allocator_.find(data)->pool, kForeignPool);
+  allocator_.free(scratch[0]);
+  allocator_.free(data);
+  allocator_.release_pool(0, kForeignPool);
+}
+
+TEST_F(PoolsWithProvider, MemoryOfTheAllocatorItselfIsRefused) {
+  int given = 0;
+  const auto foreign = std::make_shared<ProviderForeign>(
+      [&](int, std::size_t size_bytes) -> void* { return allocate(size_bytes); },
+      [&](int, void* memory) {
+        ++given;
+        allocator_.free(memory);
+      });
+  allocator_.retain_pool(0, kForeignPool, foreign);
+  std::byte* beside = allocate(5 * kMiB);  // so that what it gives is not aligned
+  for (const std::size_t size_bytes : {std::size_t{700}, 3 * kMiB, 30 * kMiB}) {
+    EXPECT_ERROR(static_cast<void>(allocate_in(kForeignPool, size_bytes)), kBadArgument);
+    allocator_.check_invariants();
+  }
+  EXPECT_GE(given, 3);
+  EXPECT_EQ(allocated(), static_cast<std::int64_t>(5 * kMiB));
+  EXPECT_TRUE(allocator_.snapshot(0, kForeignPool).empty());
+  allocator_.free(beside);
+  allocator_.release_pool(0, kForeignPool);
+}
+
+// The provider holds the only work under way: there is nobody to wait for.
+TEST_F(PoolsWithProvider, ItDoesNotWaitForItself) {
+  std::vector<std::uint64_t> tries;
+  const auto fail = [&](std::size_t) -> void* {
+    sim_->reset_calls();
+    static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(4096 * kMiB)); }));
+    tries.push_back(sim_->calls(CallKind::kAllocate));
+    return nullptr;
+  };
+  allocator_.retain_pool(0, kForeignPool, std::make_shared<Nested>(fail, [](void*) {}));
+  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kForeignPool, kMiB)); }));
+  ASSERT_FALSE(tries.empty());
+  EXPECT_EQ(tries[0], 2U);  // before room is made, and once behind it
+  allocator_.release_pool(0, kForeignPool);
 }
 
 TEST_F(PoolsWithProvider, ASecondOneForThePoolIsRefused) {

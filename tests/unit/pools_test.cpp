@@ -235,6 +235,45 @@ TEST_F(Pools, AFilterThatThrowsLosesNothing) {
   allocator_.free(allocate(4096));
 }
 
+// Threads inside the filter of the next route into the same pool are none of its business.
+TEST_F(Pools, TheEndWaitsForItsOwnFilterAlone) {
+  std::atomic<int> asked{0};
+  std::atomic<bool> leave_first{false};
+  std::atomic<bool> leave_second{false};
+  const auto filter_until = [&](std::atomic<bool>& leave) {
+    return [&asked, &leave](StreamHandle) {
+      ++asked;
+      EXPECT_TRUE(eventually([&] { return leave.load(); }));
+      return true;
+    };
+  };
+  const auto allocate_and_free = [&] { allocator_.free(allocate(4096)); };
+  allocator_.begin_allocate_to_pool(0, kPool, filter_until(leave_first));
+  std::thread in_first(allocate_and_free);
+  EXPECT_TRUE(eventually([&] { return asked == 1; }));
+  auto ended = std::async(std::launch::async, [&] { allocator_.end_allocate_to_pool(0, kPool); });
+  // Refused until the first route has gone.
+  EXPECT_TRUE(eventually([&] {
+    try {
+      allocator_.begin_allocate_to_pool(0, kPool, filter_until(leave_second));
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }));
+  std::thread in_second(allocate_and_free);
+  EXPECT_TRUE(eventually([&] { return asked == 2; }));
+  leave_first = true;
+  EXPECT_EQ(ended.wait_for(kPatience / 2), std::future_status::ready);
+  leave_second = true;
+  in_first.join();
+  in_second.join();
+  ended.get();
+  allocator_.end_allocate_to_pool(0, kPool);
+  allocator_.release_pool(0, kPool);
+  allocator_.release_pool(0, kPool);
+}
+
 // What a filter refers to is its maker's, who may destroy it behind the end.
 TEST_F(Pools, TheEndWaitsForWhoAsksTheFilter) {
   std::atomic<bool> asked{false};

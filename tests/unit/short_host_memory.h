@@ -51,6 +51,9 @@ class RobustDevice final : public Device {
     return call(&Device::try_allocate, device, size_bytes);
   }
   void free(int device, void* base) override { call(&Device::free, device, base); }
+  [[nodiscard]] DriverAllocation driver_allocation(int device, const void* data) override {
+    return call(&Device::driver_allocation, device, data);
+  }
   [[nodiscard]] MemoryHandle export_memory(int device, void* base) override {
     return call(&Device::export_memory, device, base);
   }

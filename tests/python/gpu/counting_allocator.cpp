@@ -15,6 +15,8 @@ void* driver() {
   return library;
 }
 
+constexpr std::size_t kShiftBytes = 4096;
+
 std::atomic<long> allocations{0};
 std::atomic<long> frees{0};
 std::atomic<long> bytes{0};
@@ -58,6 +60,16 @@ void counting_free(void* data, std::size_t size_bytes, int /*device*/, void* /*s
     break;
   }
   if (give_back != nullptr) give_back(data);
+}
+
+// The same, some bytes behind the start of what the driver gave.
+void* shifted_alloc(std::size_t size_bytes, int device, void* stream) {
+  void* data = counting_alloc(size_bytes + kShiftBytes, device, stream);
+  return data == nullptr ? nullptr : static_cast<char*>(data) + kShiftBytes;
+}
+
+void shifted_free(void* data, std::size_t size_bytes, int device, void* stream) {
+  counting_free(static_cast<char*>(data) - kShiftBytes, size_bytes + kShiftBytes, device, stream);
 }
 
 long counting_allocations() {

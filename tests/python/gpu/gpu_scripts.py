@@ -7,12 +7,15 @@ import ctypes
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RESULT = "RESULT "
@@ -47,6 +50,19 @@ def _stop(process: subprocess.Popen[str]) -> tuple[str, str]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()
+
+
+def compile_counting_allocator(folder: Path) -> Path:
+    """The library that counting_allocator.cpp makes, in `folder`."""
+    compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("nvcc")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler, and none is in PATH")
+    source = Path(__file__).parent / "counting_allocator.cpp"
+    made = folder / "counting.so"
+    position = ["-Xcompiler", "-fPIC"] if "nvcc" in Path(compiler).name else ["-fPIC"]
+    command = [compiler, "-std=c++17", "-shared", *position, str(source), "-o", str(made), "-ldl"]
+    subprocess.run(command, check=True, timeout=100)
+    return made
 
 
 def run_script(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from contract import (
     lies_in,
     room_for,
 )
+from gpu_scripts import compile_counting_allocator
 
 pytestmark = pytest.mark.usefixtures("allocator")
 
@@ -49,15 +49,7 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("nvcc")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler, and none is in PATH")
-    source = Path(__file__).parent / "counting_allocator.cpp"
-    made = tmp_path_factory.mktemp("allocator") / "counting.so"
-    position = ["-Xcompiler", "-fPIC"] if "nvcc" in Path(compiler).name else ["-fPIC"]
-    command = [compiler, "-std=c++17", "-shared", *position, str(source), "-o", str(made), "-ldl"]
-    subprocess.run(command, check=True, timeout=100)
-    return made
+    return compile_counting_allocator(tmp_path_factory.mktemp("allocator"))
 
 
 @pytest.fixture
