@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
+import remote
 import torch_limbo
+from balance import wait_until
+from peer import Peer
 
 CODE_OF = """
 import torch, torch_limbo
@@ -133,3 +136,16 @@ torch_limbo.withdraw(message)
 def test_an_option_says_when_it_is_read() -> None:
     for option in torch_limbo.options():
         assert "read" in option.meaning or "fixed" in option.meaning, option
+
+
+def test_a_background_thread_takes_the_default_for_what_it_cannot_read() -> None:
+    """A process that only receives is never asked: what it keeps of the dead goes all the same."""
+    with Peer(LIMBO_IMPORT_CACHE_PIECES="many") as reader:
+        with Peer() as owner:
+            reader.call(remote.receive, "t", owner.call(remote.make, "t", (3,), 1.0))
+            opened = reader.call(remote.uses)[0]
+            reader.call(remote.drop, "t")
+            owner.call(remote.drop_all)
+        wait_until(
+            lambda: reader.call(remote.uses)[0] < opened, "the dead one's tables stay open there"
+        )
