@@ -175,7 +175,8 @@ void Channel::Impl::greet(std::uint64_t id, ChannelPeer& peer, const Hello& hell
   refuse_beyond_bounds(peer);
   const bool late = (hello.life_line_flags & life_line::kLate) != 0;
   LIMBO_FAIL_POINT("accept.before_lease");
-  const LeaseGrant grant = keeper.add_lease({hello.incarnation, peer.pid, late});
+  const std::uint64_t process = peer.process.by_pidfd ? peer.process.number : 0;
+  const LeaseGrant grant = keeper.add_lease({hello.incarnation, peer.pid, late, process});
   // From here on the lease ends by the watch alone, and making it takes no memory.
   peer.lease = grant.lease_number;
   peer.watch.emplace(reaper, std::move(peer.pidfd), std::move(packet.descriptors[0]),

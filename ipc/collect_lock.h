@@ -46,6 +46,14 @@ class CollectLock {
     return true;
   }
 
+  // Unlocks in any case. True: somebody asked, and the caller must ask in its place.
+  [[nodiscard]] bool unlock_owing() noexcept {
+    Word word;
+    const bool owes = protocol::unlock_owing(word, &word_);
+    word_.notify_all();
+    return owes;
+  }
+
  private:
   // A word of the size that the system can wait on.
   struct Word {

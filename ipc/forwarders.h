@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 
+#include "ipc/layout.h"
 #include "ipc/lease_timelines.h"
 #include "ipc/owned_fd.h"
 
@@ -21,13 +22,27 @@ struct ForwarderSigns {
   std::uint32_t life_line_flags = 0;
 };
 
+// A process as its owner knows it. The incarnation is what it says of itself, and anybody can say it:
+// processes list each other's. The rest is the kernel's word.
+struct ProcessIdentity {
+  Incarnation incarnation;
+  std::int64_t pid = 0;       // 0: of another pid namespace
+  std::uint64_t process = 0;  // 0: the kernel has no numbers that are never used again
+
+  [[nodiscard]] bool is_known() const noexcept { return pid != 0 || process != 0; }
+  friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
+};
+
 struct Forwarder {
   std::uint32_t lease_number = 0;
-  Incarnation incarnation;  // of its process, which may have a newer lease by now
+  ProcessIdentity identity;  // of its process, which may have a newer lease by now
   std::shared_ptr<LeaseTimelines> timelines;
   std::shared_ptr<const ForwarderSigns> signs;  // while it is named
   // So often by exports that are not over: as who has sent it on, or one before (protocol/upstream.h).
   std::uint64_t named = 0;
+  // What its exports that are not over take: of the ledger's exports, and of its upstream rows.
+  std::uint32_t exports = 0;
+  std::uint32_t rows = 0;
   // Exports of which it has not said yet that it has heard: nobody else knows of them.
   std::set<std::uint32_t> unheard;
   // Its GPU writes nothing any more. Until then its timelines are completed again and again, also

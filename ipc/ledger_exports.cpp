@@ -18,11 +18,16 @@ using protocol::ExportWord;
 using protocol::Mistake;
 
 // Names in a LeaseSet: of processes, since promises are made to processes. One that has lost its
-// connection comes back by another lease, as the same incarnation.
+// connection comes back by another lease, as the same process.
 constexpr std::uint64_t kOwner = 1;
 std::uint64_t name_of(const Lease& lease) {
-  const Incarnation& who = lease.peer().incarnation;
-  const std::uint64_t name = who.high * 0x9e37'79b9'7f4a'7c15ULL + who.low;
+  const ProcessIdentity who = lease.peer().identity();
+  std::uint64_t name = 0;
+  for (const std::uint64_t part : {who.incarnation.high, who.incarnation.low,
+                                   static_cast<std::uint64_t>(who.pid), who.process}) {
+    name = (name + part) * 0x9e37'79b9'7f4a'7c15ULL;
+    name ^= name >> 32;
+  }
   return name > kOwner ? name : name + 2;
 }
 
@@ -117,9 +122,8 @@ std::optional<std::uint32_t> Exports::take_slot() {
 std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint64_t offset_bytes,
                                               std::uint64_t size_bytes, std::uint32_t piece_index,
                                               std::chrono::milliseconds time_limit,
-                                              std::uint32_t consumers) {
+                                              Promise promise) {
   deadlines_.reserve_one_more(counts_.open);
-  auto seen = consumers > 1 ? std::make_unique<LeaseSet>(consumers) : nullptr;
   const auto index = take_slot();
   if (!index) return std::nullopt;
   ExportRecord& record = *new (&records_[*index]) ExportRecord;
@@ -130,16 +134,16 @@ std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint6
   record.piece_index = piece_index;
   record.counts_from = ProducerClock::now();
   record.time_limit = time_limit;
-  record.promised = consumers;
-  record.in_flight = consumers;
-  record.seen = seen.release();
+  record.promised = promise.consumers;
+  record.in_flight = promise.consumers;
+  record.seen = promise.seen.release();
   record.in_use = true;
   void*& note = Allocator::lender_note(block.block);
   record.block_next = link_of(note);
   if (record.block_next != 0) records_[record.block_next - 1].block_previous = *index + 1;
   note = note_of(*index + 1);
   ++counts_.open;
-  counts_.in_flight += consumers;
+  counts_.in_flight += promise.consumers;
   return index;
 }
 
@@ -173,11 +177,24 @@ void Exports::take_out(std::uint32_t index) noexcept {
 void Exports::forget(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
   delete std::exchange(record.seen, nullptr);
+  if (Forwarder* forwarder = record.forwarder) {
+    --forwarder->exports;
+    forwarder->rows -= record.upstream.count;
+    --counts_.forwards;
+    counts_.forwards_rows -= record.upstream.count;
+  }
   upstream_.clear(record.upstream);
   if (Forwarder* forwarder = std::exchange(record.forwarder, nullptr)) forwarder->forget(index);
 }
 
-bool Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {
+Shortage Exports::room_to_forward(const Forwarder* forwarder) const noexcept {
+  if (forwarder != nullptr && forwarder->exports >= share_of(capacity(), kLeaseShare))
+    return Shortage::kLease;
+  return counts_.forwards >= share_of(capacity(), kForwardsShare) ? Shortage::kForwards
+                                                                  : Shortage::kNone;
+}
+
+Shortage Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {
   ExportRecord& record = records_[index];
   const ExportRecord& held = records_[from];
   record.forwarder = &forwarder;
@@ -187,9 +204,22 @@ bool Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwa
     record.let_go = true;
     set_deadline(index);
   }
+  const Shortage shortage = name_upstream(record, held);
+  ++forwarder.exports;
+  ++counts_.forwards;
+  forwarder.rows += record.upstream.count;
+  counts_.forwards_rows += record.upstream.count;
+  if (shortage != Shortage::kNone || record.upstream.count == 0) return shortage;
+  if (forwarder.rows > share_of(capacity(), kLeaseShare)) return Shortage::kLease;
+  return counts_.forwards_rows > share_of(capacity(), kForwardsShare) ? Shortage::kForwards
+                                                                      : Shortage::kNone;
+}
+
+Shortage Exports::name_upstream(ExportRecord& record, const ExportRecord& held) noexcept {
   for (const TimelinePoint& point : held.points) {
     if (point.owner == 0 || point.number == 0) continue;
-    if (!upstream_.add(record.upstream, point, *held.forwarder)) return false;
+    const Shortage shortage = upstream_.add(record.upstream, point, *held.forwarder);
+    if (shortage != Shortage::kNone) return shortage;
   }
   return upstream_.add_all(record.upstream, held.upstream);
 }
@@ -344,6 +374,8 @@ void Exports::check_invariants(const std::vector<std::uint32_t>& mirrors) {
   std::uint64_t in_flight = 0;
   std::uint64_t listed = 0;
   std::uint64_t with_deadline = 0;
+  std::uint64_t forwards = 0;
+  std::uint64_t forwards_rows = 0;
   for (std::uint32_t index = 0; index < next_fresh_; ++index) {
     const ExportRecord& record = records_[index];
     const ExportWord now = read(index);
@@ -356,6 +388,8 @@ void Exports::check_invariants(const std::vector<std::uint32_t>& mirrors) {
     }
     ++open;
     in_flight += record.in_flight;
+    forwards += record.forwarder != nullptr ? 1 : 0;
+    forwards_rows += record.forwarder != nullptr ? record.upstream.count : 0;
     listed += record.list != ExportListKind::kNone ? 1 : 0;
     with_deadline += record.heap_position != 0 ? 1 : 0;
     check(record.generation == now.generation, index, "has another generation than its record");
@@ -385,6 +419,8 @@ void Exports::check_invariants(const std::vector<std::uint32_t>& mirrors) {
   }
   check(open == counts_.open, next_fresh_, "the number of open exports is miscounted");
   check(in_flight == counts_.in_flight, next_fresh_, "the number in flight is miscounted");
+  check(forwards == counts_.forwards && forwards_rows == counts_.forwards_rows, next_fresh_,
+        "what was sent on is miscounted");
   check(listed == candidates_.size() + idle_.size(), next_fresh_, "the lists are miscounted");
   check(with_deadline == deadlines_.size(), next_fresh_, "the deadlines are miscounted");
 }

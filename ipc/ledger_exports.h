@@ -6,8 +6,10 @@
 // This is what note.h, close.h and sweep.h call `Exports`.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,6 +22,26 @@
 #include "ipc/views.h"
 
 namespace limbo {
+
+// Whom a message is promised to. Made before the lock is taken: it allocates.
+struct Promise {
+  explicit Promise(std::uint32_t processes)
+      : consumers(processes),
+        seen(processes > 1 ? std::make_unique<LeaseSet>(processes) : nullptr) {}
+  std::uint32_t consumers;
+  std::unique_ptr<LeaseSet> seen;
+};
+
+// What is sent on is its owner's export, and the owner has no word in it. So all forwards together
+// have half of the table of exports, and of the rows of upstream numbers, at most: the rest is left to
+// the owner's own sends, whatever its consumers do. One lease has half of that, so that none takes it
+// from all others: of the default table a quarter is 262,144 messages, hundreds of models' weights.
+inline constexpr std::uint32_t kForwardsShare = 2;
+inline constexpr std::uint32_t kLeaseShare = 4;
+[[nodiscard]] constexpr std::uint32_t share_of(std::uint32_t capacity,
+                                               std::uint32_t share) noexcept {
+  return std::max(capacity / share, std::uint32_t{1});
+}
 
 class Exports {
  public:
@@ -51,19 +73,24 @@ class Exports {
 
   // ---- the beginning ----------------------------------------------------------------------
   // Takes a slot, sets up its record and links it to its block. Nothing when the table is full.
-  [[nodiscard]] std::optional<std::uint32_t> reserve(
-      const BlockView& block, std::uint64_t offset_bytes, std::uint64_t size_bytes,
-      std::uint32_t piece_index, std::chrono::milliseconds time_limit, std::uint32_t consumers = 1);
+  [[nodiscard]] std::optional<std::uint32_t> reserve(const BlockView& block,
+                                                     std::uint64_t offset_bytes,
+                                                     std::uint64_t size_bytes,
+                                                     std::uint32_t piece_index,
+                                                     std::chrono::milliseconds time_limit,
+                                                     Promise promise = Promise(1));
   // Without the lock, by the thread that reserved it: the slot becomes OPEN.
   void open(std::uint32_t index, const protocol::ExportFields& fields) noexcept;
   // Undoes reserve: the slot was not opened. The pin stays the caller's.
   void cancel(std::uint32_t index) noexcept;
   // The same, where the pin cannot be undone now: it goes to the chain of what is over.
   void cancel_later(std::uint32_t index) noexcept;
+  // Whether one export more may be sent on by `forwarder`; null: by one that has sent nothing on.
+  [[nodiscard]] Shortage room_to_forward(const Forwarder* forwarder) const noexcept;
   // An export was reserved for `forwarder`, of the block of another one, whose owner may have let go.
-  // False: there is no room for what it has to say; then cancel it.
-  [[nodiscard]] bool forwards(std::uint32_t index, std::uint32_t from,
-                              Forwarder& forwarder) noexcept;
+  // Where there is no room for what it has to say: cancel it.
+  [[nodiscard]] Shortage forwards(std::uint32_t index, std::uint32_t from,
+                                  Forwarder& forwarder) noexcept;
 
   // ---- the end ----------------------------------------------------------------------------
   // The block's owner has freed it.
@@ -111,7 +138,9 @@ class Exports {
     std::uint64_t closed = 0;
     std::uint64_t expired = 0;
     std::uint64_t withdrawn = 0;
-    std::uint64_t retired = 0;  // slots that have had their last generation
+    std::uint64_t retired = 0;        // slots that have had their last generation
+    std::uint32_t forwards = 0;       // of the open ones
+    std::uint32_t forwards_rows = 0;  // upstream rows of these
   };
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
 
@@ -131,6 +160,7 @@ class Exports {
   [[nodiscard]] std::optional<std::uint32_t> take_slot();
   void take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept;
   void take_off_one(std::uint32_t index) noexcept;
+  [[nodiscard]] Shortage name_upstream(ExportRecord& record, const ExportRecord& held) noexcept;
   void take_out(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;
   void changed(std::uint32_t index) noexcept;

@@ -9,8 +9,8 @@ constexpr std::int64_t kDayMs = 24LL * 60 * 60 * 1000;
 
 const Option kExports(
     {"ledger_exports", "", 1, kMostCapacities.exports, 1 << 20,
-     "messages of this process that are in flight, open or held at one time; fixed "
-     "by its first send"});
+     "messages of this process that are in flight, open or held at one time, half of "
+     "them at most sent on by others; fixed by its first send"});
 const Option kPieces(
     {"ledger_pieces", "", 1, kMostCapacities.pieces, 1 << 16,
      "segments of this process that are lent at one time; fixed by its first send"});

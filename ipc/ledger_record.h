@@ -1,5 +1,6 @@
 // What a producer keeps privately about each of its exports, and the chains and the heap that
-// thread through these records, so that collecting allocates nothing.
+// thread through these records, so that collecting allocates nothing (but for a LeaseSet that grows,
+// which does without where it has to).
 //
 // Everything here is guarded by the collect lock.
 #pragma once

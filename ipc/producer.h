@@ -39,9 +39,12 @@ struct ExportTicket {
 // Who connects, as the channel knows it. The producer takes no ownership of descriptors: whoever
 // watches them (the reaper) reports with lease_gone and lease_quiet.
 struct LeasePeer {
-  Incarnation incarnation;
-  std::int64_t pid = 0;
+  Incarnation incarnation;  // its own word
+  std::int64_t pid = 0;     // the kernel's; 0 where it is of another pid namespace
   bool late_life_line = false;
+  std::uint64_t process = 0;  // the kernel's number for it, no other process's ever; 0: it has none
+
+  [[nodiscard]] ProcessIdentity identity() const noexcept { return {incarnation, pid, process}; }
 };
 
 // What a consumer is handed. The descriptors stay the producer's; the channel sends duplicates.
@@ -149,7 +152,8 @@ class Producer : public Lender {
   [[nodiscard]] protocol::ClaimTarget forward(std::uint32_t lease_number,
                                               const ForwardRequest& request, int pidfd,
                                               int life_line, std::uint32_t life_line_flags);
-  // Withdraws what was forwarded for the process of this lease; nothing else.
+  // Withdraws what was forwarded for the process of this lease, by this lease or an earlier one;
+  // nothing else, whatever incarnation that process names.
   void take_back(std::uint32_t lease_number, std::uint32_t export_index, std::uint64_t generation);
   // The lease's process has heard of what was forwarded for it, and names it to others from here on.
   void heard(std::uint32_t lease_number, const protocol::ClaimTarget& made);

@@ -16,6 +16,10 @@ using protocol::Look;
 // How many exports are closed at a time: one pass over the leases' dirty words for each batch.
 constexpr std::size_t kBatchExports = 256;
 
+// How many passes whoever holds the lock runs for others before it unlocks all the same: microseconds.
+// Threads that collect in a tight loop would keep it inside for ever, with all that is to be unpinned.
+constexpr int kPassesForOthers = 8;
+
 }  // namespace
 
 // ---- holding the lock -----------------------------------------------------------------------
@@ -30,11 +34,21 @@ Producer::Impl::Hold::Hold(Impl& owner, std::adopt_lock_t) : owner_(owner) {
 }
 
 std::uint64_t Producer::Impl::Hold::leave() {
-  if (!std::exchange(held_, false)) return 0;
+  std::uint64_t undone = 0;
+  if (!std::exchange(held_, false)) return undone;
+  // A pass that is owed is run by whoever gets the lock now.
+  while (leave_once(undone) && owner_.lock.try_lock_or_ask()) {
+    owner_.exports.start_pass();
+    owner_.run_pass(Look::kChanged);
+  }
+  return undone;
+}
+
+bool Producer::Impl::Hold::leave_once(std::uint64_t& undone) {
   ExportLink over = 0;
   Block* let_go = nullptr;
   bool look_again = false;
-  for (;;) {
+  for (int passes = 0;; ++passes) {
     over = owner_.exports.take_over();
     let_go = std::exchange(owner_.let_go_chain, nullptr);
     look_again = std::exchange(owner_.let_go_again, false);
@@ -43,6 +57,10 @@ std::uint64_t Producer::Impl::Hold::leave() {
     // still being undone.
     if (any) owner_.unpins_pending.fetch_add(1, std::memory_order_relaxed);
     LIMBO_FAIL_POINT("collect.before_unlock");
+    if (passes == kPassesForOthers) {
+      look_again |= owner_.lock.unlock_owing();
+      break;
+    }
     if (owner_.lock.unlock_or_again()) break;
     if (any) owner_.unpins_pending.fetch_sub(1, std::memory_order_relaxed);
     owner_.exports.put_back_over(over);
@@ -50,19 +68,25 @@ std::uint64_t Producer::Impl::Hold::leave() {
     owner_.let_go_again = look_again;
     owner_.run_pass(Look::kChanged);
   }
-  if (over == 0 && let_go == nullptr) return 0;
-  const std::uint64_t undone = owner_.finish(over, let_go);
-  owner_.unpinned.fetch_add(undone, std::memory_order_relaxed);
+  if (over == 0 && let_go == nullptr) return look_again;
+  const std::uint64_t finished = owner_.finish(over, let_go);
+  owner_.unpinned.fetch_add(finished, std::memory_order_relaxed);
   owner_.unpins_pending.fetch_sub(1, std::memory_order_release);
-  if (look_again) owner_.collect();
-  return undone;
+  undone += finished;
+  return look_again;
 }
 
 void Producer::Impl::Hold::leave_unpins_to_the_next() {
   held_ = false;
-  for (;;) {
+  for (int passes = 0;; ++passes) {
     LIMBO_FAIL_POINT("collect.before_unlock");
-    if (owner_.lock.unlock_or_again()) return;
+    if (passes == kPassesForOthers) {
+      if (!owner_.lock.unlock_owing() || !owner_.lock.try_lock_or_ask()) return;
+      owner_.exports.start_pass();
+      passes = 0;
+    } else if (owner_.lock.unlock_or_again()) {
+      return;
+    }
     owner_.run_pass(Look::kChanged);
   }
 }

@@ -8,6 +8,7 @@
 
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
+#include "ipc/packet.h"
 #include "ipc/producer_impl.h"
 #include "ipc/protocol/forward.h"
 
@@ -59,11 +60,48 @@ bool can_drop(const Forwarder& forwarder) {
   return forwarder.named == 0 && forwarder.quiet;
 }
 
-[[noreturn]] void throw_upstream_full(const Capacities& capacities) {
-  throw Error(ErrorCode::kLedgerFull,
-              "The ledger has room for " + std::to_string(capacities.exports) +
-                  " numbers of earlier forwarders that have not come, and all are in use.",
-              "Raise the option ledger_exports in the owner, or let go of what is held.");
+[[noreturn]] void throw_no_room(Shortage shortage, const Capacities& capacities) {
+  const auto of_table = [&](std::uint32_t share) {
+    return std::to_string(share_of(capacities.exports, share)) + " of the " +
+           std::to_string(capacities.exports) +
+           " exports, or of the rows beside them that name earlier senders' unfinished work.";
+  };
+  std::string what;
+  std::string advice =
+      "Let go of what was sent on before, raise the option ledger_exports in the owner, or send a "
+      "clone().";
+  switch (shortage) {
+    case Shortage::kList:
+      what = "The memory is behind " + std::to_string(protocol::kMostUpstream) +
+             " numbers of earlier senders that have not come, as many as a message may name.";
+      advice = "Wait until the work of those who sent it on before is done, or send a clone().";
+      break;
+    case Shortage::kLease:
+      what =
+          "What this process has sent on takes as much of the owner's ledger as one process may: " +
+          of_table(kLeaseShare);
+      break;
+    case Shortage::kForwards:
+      what =
+          "What was sent on takes as much of the owner's ledger as all processes together may: " +
+          of_table(kForwardsShare);
+      break;
+    case Shortage::kRows:
+    case Shortage::kNone:
+      what = "All " + std::to_string(capacities.exports) +
+             " rows of its owner's ledger that name earlier senders' unfinished work are in use.";
+      break;
+  }
+  throw Error(ErrorCode::kLedgerFull, what, advice);
+}
+
+// Whoever has lost its connection speaks over the next one. A pid alone may be another process's once
+// the forwarder has ended.
+bool is_of(const Lease* lease, const Forwarder& forwarder) {
+  if (lease == nullptr) return false;
+  const ProcessIdentity identity = lease->peer().identity();
+  if (identity != forwarder.identity || !identity.is_known()) return false;
+  return identity.process != 0 || !is_readable(forwarder.signs->pidfd.get());
 }
 
 // Inside the range that the asker was given.
@@ -82,7 +120,7 @@ Forwarder* Producer::Impl::find_forwarder(std::uint32_t lease_number) {
 }
 
 std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardRequest& request,
-                                      std::list<Forwarder>& spare) {
+                                      Promise promise, std::list<Forwarder>& spare) {
   // Before the verdict: a pass may end the export that is held, and what it was made of goes with it.
   if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
   Lease* lease = find_lease(lease_number);
@@ -99,9 +137,13 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     throw Error(ErrorCode::kBadArgument,
                 "The range to be sent on does not lie in the one that was received.");
   }
+  Forwarder* forwarder = find_forwarder(lease_number);
+  if (const Shortage shortage = exports.room_to_forward(forwarder); shortage != Shortage::kNone) {
+    throw_no_room(shortage, capacities);
+  }
   const auto index =
       exports.reserve(held.block, request.offset_bytes, request.size_bytes, held.piece_index,
-                      bounded(request.time_limit), request.consumers);
+                      bounded(request.time_limit), std::move(promise));
   if (!index) {
     throw Error(ErrorCode::kLedgerFull,
                 "All " + std::to_string(capacities.exports) +
@@ -121,12 +163,11 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     throw;
   }
 
-  Forwarder* forwarder = find_forwarder(lease_number);
   if (forwarder == nullptr) {
     forwarders.splice(forwarders.end(), spare);
     forwarder = &forwarders.back();
     forwarder->lease_number = lease_number;
-    forwarder->incarnation = lease->peer().incarnation;
+    forwarder->identity = lease->peer().identity();
     forwarder->timelines = lease->timelines();
   } else if (forwarder->named == 0) {
     forwarder->signs = std::move(spare.front().signs);
@@ -137,9 +178,10 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     exports.cancel_later(*index);
     throw;
   }
-  if (!exports.forwards(*index, request.held.export_index, *forwarder)) {
+  if (const Shortage shortage = exports.forwards(*index, request.held.export_index, *forwarder);
+      shortage != Shortage::kNone) {
     exports.cancel_later(*index);
-    throw_upstream_full(capacities);
+    throw_no_room(shortage, capacities);
   }
   ExportRecord& record = exports.record(*index);
   record.sent = ProducerClock::now();
@@ -177,11 +219,12 @@ protocol::ClaimTarget Producer::forward(std::uint32_t lease_number, const Forwar
   }
   std::list<Forwarder> spare(1);
   spare.front().signs = signs;
+  Promise promise(request.consumers);
   protocol::ClaimTarget made;
   {
     Impl::Hold hold(impl);
     try {
-      made.export_index = impl.forward(lease_number, request, spare);
+      made.export_index = impl.forward(lease_number, request, std::move(promise), spare);
       made.generation = impl.exports.record(made.export_index).generation;
     } catch (...) {
       hold.leave_unpins_to_the_next();
@@ -202,11 +245,8 @@ void Producer::take_back(std::uint32_t lease_number, std::uint32_t export_index,
   if (export_index >= impl.exports.slots_touched()) return;
   const ExportRecord& record = impl.exports.record(export_index);
   if (!record.in_use || record.forwarder == nullptr) return;
-  // Whoever has lost its connection says it over the next one.
-  const Lease* lease = impl.find_lease(lease_number);
-  const bool its_own =
-      record.forwarder->lease_number == lease_number ||
-      (lease != nullptr && lease->peer().incarnation == record.forwarder->incarnation);
+  const bool its_own = record.forwarder->lease_number == lease_number ||
+                       is_of(impl.find_lease(lease_number), *record.forwarder);
   if (!its_own) return;
   if (!impl.exports.drain(export_index, generation, protocol::EndReason::kWithdrawn)) return;
   impl.run_pass(protocol::Look::kChanged);
@@ -317,18 +357,19 @@ void Producer::Impl::send_on_own(std::uint32_t index, const OwnOpen& own) {
   Hold hold(*this);
   protocol::UpstreamWord& upstream = exports.record(index).upstream;
   if (own.upstream_lost) exports.upstream().lose(upstream);
-  bool room = true;
+  Shortage shortage = Shortage::kNone;
   for (const ForwardersNumber& number : own.behind) {
     const TimelinePoint& point = number.point;
     if (Forwarder* forwarder = find_forwarder(point.owner - 1)) {
       if (forwarder->named == 0) forwarder->signs = number.signs;
-      room = room && exports.upstream().add(upstream, point, *forwarder);
+      if (shortage == Shortage::kNone)
+        shortage = exports.upstream().add(upstream, point, *forwarder);
       if (forwarder->named == 0) forwarder->signs.reset();
     } else if (number.timelines->ended_before(point.index, point.number)) {
       exports.upstream().lose(upstream);
     }
   }
-  if (!room) throw_upstream_full(capacities);
+  if (shortage != Shortage::kNone) throw_no_room(shortage, capacities);
 }
 
 bool Producer::has_forwarders_to_drop() {

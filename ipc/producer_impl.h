@@ -68,6 +68,8 @@ struct Producer::Impl {
     void leave_unpins_to_the_next();
 
    private:
+    // Unlocks, and undoes pins; adds how many. True: a pass is owed still.
+    [[nodiscard]] bool leave_once(std::uint64_t& undone);
     Impl& owner_;
     bool held_ = true;
   };
@@ -85,7 +87,7 @@ struct Producer::Impl {
   // Nobody but a forwarder that will not name them knows of these.
   void withdraw_unheard(Forwarder& forwarder);
   // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
-  std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request,
+  std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request, Promise promise,
                         std::list<Forwarder>& spare);
   // All numbers of forwarders that an export is behind, whether they have come or not.
   [[nodiscard]] std::vector<ForwardersNumber> numbers_behind(std::uint32_t index);

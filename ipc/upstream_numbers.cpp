@@ -10,24 +10,31 @@ namespace limbo {
 using protocol::Arrival;
 using protocol::UpstreamWord;
 
-bool UpstreamNumbers::add(UpstreamWord& list, const TimelinePoint& point, Forwarder& forwarder) {
-  if (list.lost || protocol::makes(protocol::Mistake::kUpstreamForgotten)) return true;
+Shortage UpstreamNumbers::add(UpstreamWord& list, const TimelinePoint& point,
+                              Forwarder& forwarder) {
+  return add(list, point, forwarder, list.first);
+}
+
+Shortage UpstreamNumbers::add(UpstreamWord& list, const TimelinePoint& point, Forwarder& forwarder,
+                              std::uint32_t named) {
+  if (list.lost || protocol::makes(protocol::Mistake::kUpstreamForgotten)) return Shortage::kNone;
   const Arrival arrival = forwarder.timelines->arrival(point.index, point.number);
-  if (arrival == Arrival::kCame) return true;
+  if (arrival == Arrival::kCame) return Shortage::kNone;
   if (arrival == Arrival::kLost) {
     lose(list);
-    return true;
+    return Shortage::kNone;
   }
   // Of one timeline the last: if that comes, so have the others.
-  for (std::uint32_t link = list.first; link != 0; link = records_[link - 1].next) {
+  for (std::uint32_t link = named; link != 0; link = records_[link - 1].next) {
     Record& record = records_[link - 1];
     if (where_of(record.point) != where_of(point)) continue;
     record.point.number = std::max(record.point.number, point.number);
     protocol::write_upstream(protocol::g_memory, ledger_, link - 1, where_of(record.point),
                              record.point.number, record.next);
-    return true;
+    return Shortage::kNone;
   }
-  if (free_ == 0 && next_fresh_ == ledger_.upstream_rows()) return false;
+  if (list.count == protocol::kMostUpstream) return Shortage::kList;
+  if (free_ == 0 && next_fresh_ == ledger_.upstream_rows()) return Shortage::kRows;
   const std::uint32_t row = free_ != 0 ? free_ - 1 : next_fresh_++;
   if (free_ != 0) free_ = records_[row].next;
   records_[row] = {point, &forwarder, list.first};
@@ -37,15 +44,18 @@ bool UpstreamNumbers::add(UpstreamWord& list, const TimelinePoint& point, Forwar
   ++list.count;
   ++taken_;
   ++forwarder.named;
-  return true;
+  return Shortage::kNone;
 }
 
-bool UpstreamNumbers::add_all(UpstreamWord& list, const UpstreamWord& from) {
+Shortage UpstreamNumbers::add_all(UpstreamWord& list, const UpstreamWord& from) {
   if (from.lost && !protocol::makes(protocol::Mistake::kUpstreamForgotten)) lose(list);
+  const std::uint32_t before = list.first;  // a list names each timeline once
   for (std::uint32_t link = from.first; link != 0; link = records_[link - 1].next) {
-    if (!add(list, records_[link - 1].point, *records_[link - 1].forwarder)) return false;
+    const Record& record = records_[link - 1];
+    const Shortage shortage = add(list, record.point, *record.forwarder, before);
+    if (shortage != Shortage::kNone) return shortage;
   }
-  return true;
+  return Shortage::kNone;
 }
 
 void UpstreamNumbers::lose(UpstreamWord& list) noexcept {

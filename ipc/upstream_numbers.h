@@ -14,6 +14,15 @@
 
 namespace limbo {
 
+// What a message that is sent on finds no room for.
+enum class Shortage {
+  kNone,
+  kList,      // it would name too many numbers that have not come
+  kRows,      // all rows are taken
+  kLease,     // its lease has as much as one may have
+  kForwards,  // all leases together have as much as they may have
+};
+
 class UpstreamNumbers {
  public:
   // As many rows as exports.
@@ -21,11 +30,11 @@ class UpstreamNumbers {
       : ledger_(ledger), records_(ledger.capacities().exports) {}
 
   // `list`, of an export that is not open yet, names `point` of `forwarder`'s, unless that has come.
-  // False: all rows are taken.
-  [[nodiscard]] bool add(protocol::UpstreamWord& list, const TimelinePoint& point,
-                         Forwarder& forwarder);
-  // The same for all that another list names.
-  [[nodiscard]] bool add_all(protocol::UpstreamWord& list, const protocol::UpstreamWord& from);
+  // Work: the list's length. Answers kNone, kList or kRows.
+  [[nodiscard]] Shortage add(protocol::UpstreamWord& list, const TimelinePoint& point,
+                             Forwarder& forwarder);
+  // The same for all that another list names. Work: the other's length, times what this one had before.
+  [[nodiscard]] Shortage add_all(protocol::UpstreamWord& list, const protocol::UpstreamWord& from);
   // Something before it will never come. The rest says nothing then.
   void lose(protocol::UpstreamWord& list) noexcept;
   // The export is over.
@@ -43,6 +52,10 @@ class UpstreamNumbers {
   [[nodiscard]] std::uint32_t taken() const noexcept { return taken_; }
 
  private:
+  // Of the list only what begins with `named` can name the same timeline.
+  [[nodiscard]] Shortage add(protocol::UpstreamWord& list, const TimelinePoint& point,
+                             Forwarder& forwarder, std::uint32_t named);
+
   struct Record {
     TimelinePoint point;
     Forwarder* forwarder;

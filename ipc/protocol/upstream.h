@@ -20,6 +20,8 @@
 // | `upstream` of an  | anything: lost,  | owner, as all fields of  | relaxed | the same             |
 // | export            | or count and row | an export (publish.h)    |         |                      |
 //
+// One message names kMostUpstream of them at most; what would name more is not sent on.
+//
 // OPEN publishes them. They are read behind a claim that stands, relaxed, and stay as they are for as
 // long as the export is not over; then its rows are others'. A forwarder's death changes none of them,
 // at whatever point: it shows in the words of its timelines (timeline.h), which the owner and all who
@@ -36,6 +38,11 @@
 
 namespace limbo::protocol {
 
+// Numbers that had not come, of one message. Each process adds one or two, and only while none of
+// what was queued before has run: a chain of thirty processes that all are behind goes through. Whoever
+// looks for one in a list goes through so many at most, under the collect lock.
+inline constexpr std::uint32_t kMostUpstream = 64;
+
 // For the owner, before an export that leads to the row is opened. `next`: a row + 1; 0: none.
 template <class Memory, class Ledger>
 void write_upstream(Memory& memory, const Ledger& ledger, std::uint32_t row, std::uint64_t where,
@@ -50,7 +57,7 @@ void write_upstream(Memory& memory, const Ledger& ledger, std::uint32_t row, std
 template <class Memory, class Ledger, class Visitor>
 bool read_upstream(Memory& memory, const Ledger& ledger, const UpstreamWord& word,
                    Visitor&& visit) {
-  if (word.count > ledger.upstream_rows()) return false;
+  if (word.count > kMostUpstream) return false;
   std::uint64_t link = word.first;
   for (std::uint32_t count = 0; count < word.count; ++count) {
     if (link == 0 || link > ledger.upstream_rows()) return false;

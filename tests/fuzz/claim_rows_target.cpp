@@ -1,120 +1,16 @@
 // A consumer that scribbles in its own row, beside an honest one, with a real producer.
 //
 // The input is a list of actions: of the owner, of the honest consumer (by the protocol's own
-// functions), of the broken one (any word of its row, any message). After every action: the
+// functions), of the broken one (any word of its row, any message, sending on what its row says that it
+// holds). After every action: the
 // producer's invariants hold; what the honest one holds is open, pinned, not handed out again, and
 // its claim word is untouched; a piece that it marks is not returned. All the harm there may be:
 // exports stay pinned, promises are used up, the producer scans, at its rate. When the broken one is
 // quiet and the honest one has let go, everything is back.
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "allocator/error.h"
-#include "allocator/options.h"
-#include "tests/fuzz/target.h"
-#include "tests/unit/producer_support.h"
+#include "tests/fuzz/claim_rows_forwards.h"
+#include "tests/fuzz/claim_rows_world.h"
 
 namespace limbo::fuzz::claim_rows {
-namespace {
-
-using protocol::ClaimState;
-using protocol::ClaimVerdict;
-using std::chrono::hours;
-using std::chrono::milliseconds;
-using testing::PlayedConsumer;
-
-constexpr std::size_t kMostActions = 256;
-constexpr std::size_t kMostMessages = 24;
-constexpr std::size_t kBlockBytes[] = {512, 4096, 3 << 20};
-constexpr std::int64_t kScansPerSecond[] = {1, 1'000, 200'000};
-
-SimDevice& sim() {
-  static SimDevice& made = *testing::make_sim().release();  // for all inputs: it has a process
-  return made;
-}
-
-// For all inputs as well: each leaves it as it found it.
-Allocator& allocator() {
-  static Allocator& made = *new Allocator(sim());
-  return made;
-}
-
-Capacities tables() {
-  return {.exports = 32, .pieces = 8, .claims = 1024, .timelines = 4};
-}
-
-struct Message {
-  std::byte* data = nullptr;
-  bool owned = true;  // until its owner frees it
-  std::size_t size_bytes = 0;
-  ExportTicket ticket;
-  int held = 0;                       // claims of the honest one that stand
-  std::optional<std::uint32_t> slot;  // of the first of them
-};
-
-class World {
- public:
-  explicit World(std::int64_t scans)
-      : scans_per_second_(scans),
-        producer_(make_producer(scans)),
-        honest_(std::make_unique<PlayedConsumer>(*producer_, 1)),
-        broken_(std::make_unique<PlayedConsumer>(*producer_, 2)) {
-    allocator().set_lender(producer_.get());
-  }
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
-  ~World() {
-    allocator().set_lender(nullptr);
-    producer_.reset();
-  }
-
-  void act(Input& input);
-  void check();
-  void end();
-
- private:
-  std::unique_ptr<Producer> make_producer(std::int64_t scans) {
-    set_option("ledger_scans_per_second", scans);
-    auto made = std::make_unique<Producer>(sim(), allocator(), Incarnation{1, 2}, tables());
-    set_option("ledger_scans_per_second", 200'000);
-    return made;
-  }
-  Message* pick(Input& input) {
-    const std::size_t index = input.number();
-    return messages_.empty() ? nullptr : &messages_[index % messages_.size()];
-  }
-
-  void share(Input& input);
-  void share_again(Message& message);
-  void free(Message& message);
-  void claim(Message& message);
-  void release(Message& message);
-  void scribble(Input& input);
-  void claim_by_broken(Input& input);
-  void storm();
-  void owner_acts(Input& input);
-  void check_scans();
-  [[nodiscard]] std::uint64_t claim_word(Input& input);
-  [[nodiscard]] std::uint32_t slot(Input& input) {
-    // Few, so that they meet: at both ends of both groups.
-    constexpr std::uint32_t kSlots[] = {0, 1, 2, 511, 512, 513, 1023};
-    return kSlots[input.below(std::size(kSlots))];
-  }
-
-  const std::int64_t scans_per_second_;
-  const Producer::Clock::time_point began_ = Producer::Clock::now();
-  std::uint64_t thorough_looks_ = 0;
-  std::uint64_t scans_seen_ = 0;  // of the broken one's row
-
-  std::unique_ptr<Producer> producer_;
-  std::unique_ptr<PlayedConsumer> honest_;
-  std::unique_ptr<PlayedConsumer> broken_;
-  std::vector<Message> messages_;
-  std::vector<ExportTicket> marked_;  // pieces that the honest one marks
-};
 
 // ---- the owner ------------------------------------------------------------------------------
 
@@ -324,6 +220,7 @@ void World::check() {
 void World::end() {
   producer_->lease_gone(broken_->lease(), "it scribbled");
   producer_->lease_quiet(broken_->lease());
+  producer_->hears_no_more(honest_->lease());  // of what it was not told that it had sent on
   check();
   honest_->release_all();
   for (Message& message : messages_) {
@@ -338,6 +235,8 @@ void World::end() {
   producer_->add_stats(stats);
   require(stats.exports_open == 0 && stats.in_flight == 0 && stats.held_claims == 0,
           "when the broken consumer is quiet, every export is over");
+  producer_->drop_forwarders();
+  require(stats.forwarders == 0, "when all exports are over, none names who has sent it on");
   require(allocator().stats(0).limbo_blocks == 0, "no block stays in limbo");
   require(allocator().stats(0).active_bytes[testing::kAllSizes].current == 0, "no block stays");
   allocator().check_invariants();
@@ -346,7 +245,7 @@ void World::end() {
 }
 
 void World::act(Input& input) {
-  switch (input.below(10)) {
+  switch (input.below(11)) {
     case 0:
       return share(input);
     case 1:
@@ -376,8 +275,10 @@ void World::act(Input& input) {
     }
     case 8:
       return storm();
-    default:
+    case 9:
       return scribble(input);
+    default:
+      return sends_on(input);
   }
 }
 
@@ -391,5 +292,4 @@ LIMBO_FUZZ_TARGET(claim_rows) {
   world.end();
 }
 
-}  // namespace
 }  // namespace limbo::fuzz::claim_rows

@@ -154,7 +154,8 @@ void handshake(const Folder& to) {
 }
 
 // Scans per second (of 3), then actions: share (0 size), again (1 which), free (2), claim (3),
-// release (4), the owner (5), claim by the broken one (6), decline (7), storm (8), scribble (9).
+// release (4), the owner (5), claim by the broken one (6), decline (7), storm (8), scribble (9), sending
+// on (10: by the honest one 0, taken back by the broken one 1, by the broken one 2).
 void claim_rows(const Folder& to) {
   to.put("honest", join({2, 0, 1, 3, 0, 2, 0, 5, 0, 4, 0, 5, 0}));
   to.put("shared-twice", join({2, 0, 2, 1, 0, 3, 0, 3, 1, 2, 0, 4, 0, 5, 0, 4, 1, 5, 1}));
@@ -167,6 +168,13 @@ void claim_rows(const Folder& to) {
   to.put("marks", join({2, 0, 2, 3, 0, 9, 5, 0, 4, 0, 2, 0, 5, 0, 5, 6}));
   to.put("decline", join({2, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 2, 0, 5, 0}));
   to.put("out-of-time", join({2, 0, 0, 2, 0, 5, 2, 1, 3, 0, 5, 0}));
+  to.put("sent-on", join({2,  0, 1, 3, 0, 10, 0, 0, 0, 0, 1, 1, 1, 0, 1,
+                          10, 1, 1, 3, 1, 2,  0, 4, 0, 5, 0, 4, 1, 5, 1}));
+  to.put("sent-on-by-both",
+         join({2, 0,  0, 6, 0, 0, 0, 3, 0, 10, 2, 1, 0, 0, 2, 1, 0, 1, 1, 2, 3, 1, 3,
+               1, 10, 0, 1, 0, 1, 2, 1, 2, 1,  1, 2, 0, 5, 0, 5, 2, 1, 4, 1, 5, 1}));
+  to.put("sent-on-by-a-word-alone",
+         join({2, 0, 1, 9, 1, 0, 0, 0, 1, 10, 2, 1, 0, 0, 3, 1, 0, 1, 1, 4, 3, 1, 2, 0, 5, 1}));
   to.put("withdrawn", join({2, 0, 0, 3, 0, 5, 7, 0, 6, 1, 0, 0, 4, 0, 5, 0}));
 }
 

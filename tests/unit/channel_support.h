@@ -47,6 +47,7 @@ class FakeKeeper : public LeaseKeeper {
 
   LeaseGrant add_lease(const LeasePeer& peer) override {
     if (refuse_) throw Error(ErrorCode::kLedgerFull, "No lease is left.");
+    process_ = peer.process;
     note("add " + std::to_string(peer.pid));
     return {next_lease_++,    capacities_, ledger_.get(),
             timelines_.get(), row_.get(),  own_timelines_.get()};
@@ -108,6 +109,7 @@ class FakeKeeper : public LeaseKeeper {
         }));
   }
   std::atomic<bool> refuse_{false};
+  std::atomic<std::uint64_t> process_{0};  // of who came last
   std::atomic<bool> believes_{true};
   Capacities capacities_;
   OwnedFd row_;

@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "ipc/channel_bounds.h"
 #include "ipc/channel_socket.h"
 #include "tests/unit/channel_support.h"
 
@@ -51,6 +52,16 @@ TEST_F(ChannelTest, WelcomesAConsumerAndHandsItTheTables) {
   ASSERT_EQ(::fstat(keeper().row_.get(), &theirs), 0);
   EXPECT_EQ(ours.st_ino, theirs.st_ino);
   EXPECT_TRUE(keeper().noted("add " + std::to_string(::getpid())));
+  // Of the process, whatever it says of itself; each has its own.
+  const auto number_of = [](pid_t pid) {
+    const OwnedFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    const ProcessName name = name_process(pidfd.get(), pid);
+    return name.by_pidfd ? name.number : 0;
+  };
+  EXPECT_EQ(keeper().process_, number_of(::getpid()));
+  if (number_of(::getpid()) != 0) {
+    EXPECT_NE(keeper().process_, number_of(::getppid()));
+  }
 }
 
 TEST_F(ChannelTest, HandsOnDeclinesAndBells) {

@@ -1,6 +1,8 @@
 // Collecting: claims and releases noted, exports closed, blocks back; time limits and withdrawals.
+#include <functional>
 #include <thread>
 
+#include "ipc/fail_point_hooks.h"
 #include "tests/unit/producer_support.h"
 
 namespace limbo {
@@ -161,6 +163,37 @@ TEST_F(ProducerCollect, AnyHolderRunsThePassThatWasAskedFor) {
   consumer.release(ticket);
   producer_->collect();
   reporter.join();
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
+// Threads that collect in a tight loop ask again before the holder can leave. It runs some passes for
+// them, and then unlocks and unpins all the same; what was asked for last is looked for still.
+TEST_F(ProducerCollect, WhoAsksAgainAndAgainKeepsNobodyInside) {
+  constexpr int kMost = 1000;
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  std::byte* later = allocate();
+  const ExportTicket ticket = share(data);
+  const ExportTicket last = share(later);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  ASSERT_EQ(consumer.claim(last), ClaimVerdict::kStands);
+  consumer.release(ticket);
+  allocator_->free(data);
+  allocator_->free(later);
+  int asked = 0;
+  std::function<void()> ask = [&] {
+    if (asked == kMost || limbo_blocks() < 2) {  // the first block is back: enough
+      consumer.release(last);
+      EXPECT_FALSE(producer_->collect());
+      return;
+    }
+    ++asked;
+    EXPECT_FALSE(producer_->collect());  // the lock is taken: by the thread itself
+    at_fail_point("collect.before_unlock", ask);
+  };
+  at_fail_point("collect.before_unlock", ask);
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_LT(asked, kMost);
   EXPECT_EQ(limbo_blocks(), 0);
 }
 

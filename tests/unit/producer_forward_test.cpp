@@ -194,10 +194,14 @@ TEST_F(ProducerForward, AFullTableIsSaidAndNothingIsPinned) {
   PlayedConsumer asker(*producer_, 1);
   const std::uint32_t slot = claim(asker, ticket_);
   std::vector<ExportTicket> made;
-  while (stats().exports_open < small_tables().exports) {
-    made.push_back(forward(asker, request(slot, ticket_)));
-  }
+  made.push_back(forward(asker, request(slot, ticket_)));
+  std::vector<ExportTicket> own;
+  while (stats().exports_open < small_tables().exports) own.push_back(share(data_));
   EXPECT_ERROR((void)forward(asker, request(slot, ticket_)), kLedgerFull);
+  producer_->check_invariants();
+  for (const ExportTicket& ticket : own) {
+    EXPECT_TRUE(producer_->withdraw(ticket.export_index, ticket.generation));
+  }
   for (const ExportTicket& ticket : made) {
     producer_->take_back(asker.lease(), ticket.export_index, ticket.generation);
   }

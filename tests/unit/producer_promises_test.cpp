@@ -2,6 +2,7 @@
 #include "ipc/lease_set.h"
 
 #include "tests/unit/producer_support.h"
+#include "tests/unit/short_host_memory.h"
 
 namespace limbo {
 namespace {
@@ -251,10 +252,26 @@ TEST(LeaseSet, TakesEachNameOnceAndNoMoreThanItHasRoomFor) {
   EXPECT_FALSE(set.insert(5));
   EXPECT_FALSE(set.insert(6));  // full
   EXPECT_EQ(set.size(), 3U);
-  LeaseSet large(1000);
+  LeaseSet large(1'000'000);  // takes room for those that come
   for (int round = 0; round < 2; ++round) {
     for (std::uint64_t name = 1; name <= 1000; ++name) EXPECT_EQ(large.insert(name), round == 0);
   }
+}
+
+// One that finds no memory for a name has not taken it, and takes it later.
+TEST(LeaseSet, WhatCannotBeKeptIsNotTaken) {
+  LeaseSet set(100);
+  std::uint64_t name = 1;
+  for (; name <= LeaseSet::kRoomAtFirst; ++name) EXPECT_TRUE(set.insert(name));
+  {
+    const ShortHostMemory none(1);
+    EXPECT_FALSE(set.insert(name));
+    EXPECT_TRUE(none.failed());
+    EXPECT_FALSE(set.insert(1));
+  }
+  EXPECT_EQ(set.size(), LeaseSet::kRoomAtFirst);
+  EXPECT_TRUE(set.insert(name));
+  EXPECT_FALSE(set.insert(name));
 }
 
 }  // namespace

@@ -31,9 +31,11 @@ inline Capacities small_tables() {
 class PlayedConsumer {
  public:
   PlayedConsumer(Producer& producer, std::int64_t pid = 4711)
+      : PlayedConsumer(producer, LeasePeer{.incarnation = next_incarnation(), .pid = pid}) {}
+  PlayedConsumer(Producer& producer, const LeasePeer& peer)
       : producer_(producer),
-        incarnation_(next_incarnation()),
-        grant_(producer.add_lease({.incarnation = incarnation_, .pid = pid})),
+        incarnation_(peer.incarnation),
+        grant_(producer.add_lease(peer)),
         row_(producer.row_mapping(grant_.lease_number), grant_.capacities),
         ledger_(producer.ledger_mapping(), grant_.capacities) {}
 

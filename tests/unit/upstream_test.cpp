@@ -269,13 +269,13 @@ TEST_F(Upstream, WhatWillNeverComeIsOneBit) {
 TEST_F(Upstream, OfOneTimelineTheLastNumberIsNamed) {
   Forwarder first(*this), second(*this);
   ExportTicket ticket = ticket_;
-  for (std::uint64_t round = 1; round <= 10; ++round) {
+  for (std::uint64_t round = 1; round <= 5; ++round) {
     ticket = pass_on(first, ticket, 2 * round);
     ticket = pass_on(second, ticket, 2 * round + 1);
   }
   const ExportTicket last = pass_on(first, ticket, 100);
   EXPECT_EQ(word_of(last).count, 2U);
-  for (const auto& named : {number_of(first, 20), number_of(second, 21)}) {
+  for (const auto& named : {number_of(first, 10), number_of(second, 11)}) {
     const auto all = named_by(last);
     EXPECT_NE(std::find(all.begin(), all.end(), named), all.end());
   }
@@ -304,19 +304,26 @@ TEST_F(Upstream, WhoeverIsNamedIsKept) {
   EXPECT_EQ(stats().forwarders, 0U);
 }
 
+// The half that is the owner's is taken by what it sends on itself.
 TEST_F(Upstream, WhenAllRowsAreTakenNothingIsSentOn) {
   Forwarder first(*this), second(*this);
   const ExportTicket one = pass_on(first, ticket_, 5, 6);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(second.consumer.claim(one, &slot), ClaimVerdict::kStands);
+  const OwnOpen own = producer_->open_own(one.export_index, one.generation);
   std::uint32_t made = 0;
   const auto until_full = [&] {
     while (made <= small_tables().exports) {
-      (void)pass_on(second, one, 7 + made);
+      producer_->pin_own(own);
+      (void)producer_->share_received(own, data_, 4096, {}, {});
       ++made;
     }
   };
   EXPECT_ERROR(until_full(), kLedgerFull);
   EXPECT_EQ(made, small_tables().exports / 2);
   EXPECT_LT(stats().exports_open, small_tables().exports);
+  EXPECT_ERROR((void)sent_on(second, one, request_of(one, slot, 7)), kLedgerFull);
+  allocator_->unpin(own.block.block);
   producer_->check_invariants();
   first.value(0).store(5);
   first.value(1).store(6);

@@ -1,0 +1,112 @@
+// Sending on: what the honest consumer holds, and what the broken one says that it holds.
+#pragma once
+
+#include "tests/fuzz/claim_rows_world.h"
+
+namespace limbo::fuzz::claim_rows {
+
+// What is asked for; a broken one may ask for anything.
+inline ForwardRequest request_for(Input& input, const Message& message, std::uint32_t at,
+                                  bool broken) {
+  constexpr std::uint64_t kNumbers[] = {0, 1, 2, protocol::kTimelineEnded, ~std::uint64_t{0}};
+  constexpr std::uint32_t kConsumers[] = {1, 2, 1'000'000, 0};
+  const std::size_t kinds = broken ? 1 : 0;
+  ForwardRequest request;
+  request.slot = at;
+  request.held = {message.ticket.export_index, message.ticket.generation};
+  request.offset_bytes = message.ticket.offset_bytes;
+  request.size_bytes = message.ticket.size_bytes;
+  request.consumers = kConsumers[input.below(3 + kinds)];
+  request.time_limit = milliseconds(input.below(2) * 600'000);
+  for (TimelinePoint& point : request.points) {
+    point.index = static_cast<std::uint32_t>(input.below(4 + kinds));
+    point.number = kNumbers[input.below(3 + 2 * kinds)];
+  }
+  if (!broken) return request;
+  switch (input.below(4)) {
+    case 0:
+      request.offset_bytes += input.number<std::uint64_t>();
+      break;
+    case 1:
+      request.size_bytes = input.number<std::uint64_t>();
+      break;
+    case 2:
+      request.held = {input.number<std::uint32_t>(), input.number<std::uint64_t>()};
+      break;
+    default:
+      break;
+  }
+  return request;
+}
+
+inline void World::forward(Input& input, PlayedConsumer& by, const Message& message,
+                           std::uint32_t at) {
+  const bool broken = &by == broken_.get();
+  const ForwardRequest request = request_for(input, message, at, broken);
+  Message on = message;
+  on.sent_by = broken ? SentBy::kBroken : SentBy::kHonest;
+  on.held = 0;
+  on.slot.reset();
+  try {
+    const auto made =
+        producer_->forward(by.lease(), request, any_descriptor(), any_descriptor(), 0);
+    if (input.below(4) != 0) producer_->heard(by.lease(), made);
+    on.ticket.export_index = made.export_index;
+    on.ticket.generation = made.generation;
+  } catch (const Error& refused) {
+    const ErrorCode code = refused.code();
+    require(code == ErrorCode::kGone || code == ErrorCode::kWithdrawn ||
+                code == ErrorCode::kExpired || code == ErrorCode::kLedgerFull ||
+                (broken && code == ErrorCode::kBadArgument),
+            "what cannot be sent on is refused in one of the ways that are documented");
+    return;
+  }
+  require(broken || producer_->forwarder_files(by.lease()).pidfd.valid(),
+          "whoever has sent on can be waited for");
+  // What came of a name that it had made up nobody else has heard of.
+  const bool as_asked =
+      request.held == protocol::ClaimTarget{message.ticket.export_index, message.ticket.generation};
+  on.ticket.offset_bytes = request.offset_bytes;
+  on.ticket.size_bytes = request.size_bytes;
+  if (as_asked && messages_.size() < kMostMessages) messages_.push_back(on);
+}
+
+inline void World::forward_by_honest(Input& input) {
+  const Message* message = pick(input);
+  if (message == nullptr || !message->slot) return;
+  const Message held = *message;
+  forward(input, *honest_, held, *held.slot);
+}
+
+inline void World::forward_by_broken(Input& input) {
+  const std::uint32_t at = input.below(8) == 0 ? input.number<std::uint32_t>() : slot(input);
+  const Message* message = pick(input);
+  if (message == nullptr) return;
+  const Message asked = *message;
+  forward(input, *broken_, asked, at);
+}
+
+inline void World::take_back_by_broken(Input& input) {
+  const Message* message = pick(input);
+  if (message == nullptr) return;
+  const auto word = [&] {
+    return honest_->ledger().export_word(message->ticket.export_index)->load();
+  };
+  const std::uint64_t before = word();
+  producer_->take_back(broken_->lease(), message->ticket.export_index, message->ticket.generation);
+  require(message->sent_by == SentBy::kBroken || word() == before,
+          "only who has sent a message on takes it back");
+}
+
+inline void World::sends_on(Input& input) {
+  switch (input.below(4)) {
+    case 0:
+      return forward_by_honest(input);
+    case 1:
+      return take_back_by_broken(input);
+    default:
+      return forward_by_broken(input);
+  }
+}
+
+}  // namespace limbo::fuzz::claim_rows
