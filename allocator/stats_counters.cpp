@@ -146,15 +146,26 @@ void DeviceCounters::subtract_from_heap(Metric metric, bool large, std::size_t b
   for (const std::size_t kind : {kind_of(large), kAllKind}) levels_[metric][kind] -= signed_of(by);
 }
 
+// What many threads take centrally in one window is bounded, the block that is taken now included:
+// what others have given up in it is counted as if they still had it. (Cutting the block, which this
+// change may have begun with, has left all levels as they will be.)
+void DeviceCounters::make_room_in_window(std::size_t size_bytes) noexcept {
+  if (own_ == nullptr) return;
+  if (window_bytes_ + signed_of(size_bytes) > kWindowBytes &&
+      movers_.load(std::memory_order_relaxed) > 1) {
+    close_window();
+    own_->see(epoch());
+  }
+  window_bytes_ += signed_of(size_bytes);
+}
+
 void DeviceCounters::add_handed_out(bool large, std::size_t size_bytes,
                                     std::size_t requested_bytes) noexcept {
+  make_room_in_window(size_bytes);
   add(kBlocks, large, 1);
   add(kBytes, large, size_bytes);
   add(kRequested, large, requested_bytes);
-  if (own_ != nullptr) {  // its blocks are active ones too
-    window_bytes_ += signed_of(size_bytes);
-    return;
-  }
+  if (own_ != nullptr) return;  // its blocks are active ones too
   add(kActive, large, 1);
   add(kActiveBytes, large, size_bytes);
 }

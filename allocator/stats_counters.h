@@ -53,7 +53,8 @@ inline constexpr std::size_t kAllKind = static_cast<std::size_t>(SizeKind::kAll)
   return static_cast<std::size_t>(large ? SizeKind::kLarge : SizeKind::kSmall);
 }
 
-// Where many threads move, a window ends at the latest when so much was handed out centrally.
+// Where many threads move, a window ends before more than so much is handed out centrally in it; a
+// larger block has one to itself.
 inline constexpr std::int64_t kWindowBytes = std::int64_t{16} << 20;
 
 // One thread's counters for one device. Written by the owner inside its gate or the heap lock; read
@@ -279,6 +280,7 @@ class DeviceCounters {
   void close_window() noexcept;
   void note_peaks() noexcept;
   [[nodiscard]] bool window_is_long(const ThreadCounters& own) const noexcept;
+  void make_room_in_window(std::size_t size_bytes) noexcept;
   // Sums over the heap and all threads.
   [[nodiscard]] Row total_ups(Metric metric) const noexcept;
   [[nodiscard]] Row total_levels(Metric metric) const noexcept;

@@ -98,6 +98,30 @@ TEST_F(AllocatorPeaks, OfABlockThatTwoThreadsTakeInTurnAreExact) {
   EXPECT_EQ(peak(), static_cast<std::int64_t>(100 * kMiB));
 }
 
+// What one thread gives up and another one takes counts once, however large it is.
+TEST_F(AllocatorPeaks, OfManyThreadsWithALargeBlockAreTooHighByLittle) {
+  std::deque<Worker> workers(8);
+  std::vector<std::byte*> live;
+  const auto all_miss = [&](std::size_t rounds) {
+    for (std::size_t step = 0; step < rounds * workers.size(); ++step) {
+      workers[step % workers.size()].run([&] { live.push_back(allocate(512)); });
+    }
+  };
+  all_miss(20);  // many threads are at work
+  std::byte* large = nullptr;
+  workers[0].run([&] { large = allocate(100 * kMiB); });
+  allocator_.reset_peak_stats(0);
+  const std::int64_t before = allocated();
+  for (std::size_t index = 0; index < workers.size(); ++index) {
+    workers[index].run([&] { allocator_.free(large); });
+    workers[(index + 1) % workers.size()].run([&] { large = allocate(100 * kMiB); });
+  }
+  EXPECT_GE(peak(), before);
+  EXPECT_LE(peak(), before + kWindowBytes);
+  allocator_.free(large);
+  for (std::byte* data : live) allocator_.free(data);
+}
+
 // No central change comes by itself where blocks go round from thread to thread.
 TEST_F(AllocatorPeaks, OfAFlowFromThreadToThreadAreTooHighByLittle) {
   Worker other;
