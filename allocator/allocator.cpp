@@ -40,7 +40,7 @@ Allocator::Impl::Impl(Device& on_device)
   Gate::prepare();
   const int count = device.device_count();
   for (int index = 0; index < count; ++index) {
-    heaps.push_back(std::make_unique<DeviceHeap>(index, page_table));
+    heaps.push_back(std::make_unique<DeviceHeap>(index, page_table, thread_cache_limit_bytes));
   }
 }
 

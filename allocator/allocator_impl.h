@@ -62,10 +62,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] void* search_central(const Request& request);
   enum class Fit : std::uint8_t { kClose, kAny };
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
-  void announce_piece(DeviceHeap& at, const Request& request, const Pool& pool, void* base,
-                      std::size_t size_bytes);
-  void drop_piece(DeviceHeap& at, const Request& request, const Pool& pool, void* base,
-                  std::size_t size_bytes) noexcept;
+  [[nodiscard]] Segment* take_piece(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* grow(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
   [[nodiscard]] void* make_room_once(DeviceHeap& at, const Request& request);
@@ -86,8 +83,6 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // (kBadArgument; the maker has it back then). What the maker itself allocates here meanwhile goes by
   // the pool, or it would never end. Null where there is no room.
   [[nodiscard]] void* make_piece(DeviceHeap& at, const Pool& pool, std::size_t size_bytes);
-  // Whether nobody but this thread, inside of makers, has memory in its hands. Heap lock held.
-  [[nodiscard]] static bool others_idle(const DeviceHeap& at) noexcept;
   // The pool that a standing route gives the stream's allocations; null: the default one.
   [[nodiscard]] std::shared_ptr<Pool> routed_pool(DeviceHeap& at, StreamRef stream);
   // Whether anybody captures into a pool of the device: then no event is asked, and no memory goes
@@ -149,10 +144,15 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   bool return_uncut(DeviceHeap& at, const Request& request);
   void collect_garbage(DeviceHeap& at, const Request& request);
   // Trackers hear of a piece before anybody can be handed a part of it, and before the driver gets
-  // it back. Throws what they throw; then none of them has heard of it.
-  static void tell_of_piece(DeviceHeap& at, TraceAction action, const void* base,
-                            std::size_t size_bytes, StreamRef stream, PoolId pool);
-  static void tell_again_of_piece(DeviceHeap& at, const Segment& segment) noexcept;
+  // it back. Throws what they throw, when take_back has been called; then none of them has heard of
+  // it.
+  static void tell_of_piece(DeviceHeap& at, TraceAction action, const Segment& segment,
+                            const std::function<void()>& take_back);
+  static void announce_piece(DeviceHeap& at, Segment& segment);
+  static void drop_piece(DeviceHeap& at, Segment& segment) noexcept;
+  static void give_back(DeviceHeap& at, Segment& segment);
+  static void begin_leaving(DeviceHeap& at, Segment& segment) noexcept;
+  static void cancel_leaving(DeviceHeap& at, Segment& segment) noexcept;
   [[nodiscard]] bool keeps_pieces_for_readers(DeviceHeap& at);
   void empty_cache(DeviceHeap& at);
 
@@ -204,6 +204,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] DeviceStats stats(DeviceHeap& at);
   [[nodiscard]] DeviceStats read_stats(DeviceHeap& at);  // heap lock held, all gates stopped
   [[nodiscard]] MemorySnapshot take_snapshot(int device, PoolId pool, bool with_traces);
+  // `entries`: null if they are not wanted.
+  void look(DeviceHeap& at, PoolId pool, std::vector<SegmentView>& into, TraceRing::View* entries);
 
   // All gates stopped, and the registry lock held: nothing moves in any cache.
   class StoppedGates {
@@ -213,6 +215,11 @@ struct Allocator::Impl final : public ThreadCacheOwner {
     StoppedGates(Impl& impl, const Needed& needed);
     explicit StoppedGates(Impl& impl)
         : StoppedGates(impl, [](const ThreadCache&) { return true; }) {}
+    // They are stopped by stop_all(), which may be called with heap locks held: nobody waits for one
+    // inside of a gate.
+    struct Later {};
+    StoppedGates(Impl& impl, Later /*later*/) : registry_(thread_registry::mutex()), impl_(&impl) {}
+    void stop_all();
     ~StoppedGates() { reopen(); }
     StoppedGates(const StoppedGates&) = delete;
     StoppedGates& operator=(const StoppedGates&) = delete;
@@ -224,6 +231,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
    private:
     void stop();
     std::unique_lock<std::mutex> registry_;
+    Impl* impl_ = nullptr;
     std::vector<ThreadCache*> stopped_;
   };
 

@@ -25,7 +25,7 @@ enum class BlockState : std::uint8_t {
   kAllocated,   // handed out
   kWaiting,     // freed, waits for events of streams that record_stream named
   kLimbo,       // freed, and pinned
-  kReturning,   // all of a piece that may be on its way back to the driver
+  kInTransit,   // all of a piece that is on its way from the driver, or maybe back to it
 };
 
 // The word: generation (32 bits) | pins (24) | flags (4) | state (4).
@@ -43,8 +43,9 @@ enum class BlockState : std::uint8_t {
 // | Limbo, 1 pin -> Waiting, Free     | the last unpin, heap lock        | compare-and-swap        |
 // | Waiting -> Free                   | the last event, heap lock        | store                   |
 // | Cached -> Free                    | sweep, spill, thread exit; lock  | store                   |
-// | Free <-> Returning                | return of a piece, heap lock     | store                   |
-// | Free, Returning -> Unused         | merge, piece returned; lock      | store                   |
+// | Free <-> InTransit                | a new piece, or return of a      | store                   |
+// |                                   | piece; heap lock                 |                         |
+// | Free, InTransit -> Unused         | merge, piece returned; lock      | store                   |
 //
 // A free is a compare-and-swap because two threads may free the same block at once, and exactly one
 // of them may be believed. Whoever has won it owns the block's other fields: acquire there, release

@@ -66,7 +66,8 @@ void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept
       const std::lock_guard lock(at.mutex);
       auto known = at.depots.find(stream.handle);
       if (known == at.depots.end()) {
-        known = at.depots.emplace(stream.handle, std::make_unique<StreamDepot>()).first;
+        known =
+            at.depots.emplace(stream.handle, std::make_unique<StreamDepot>(at.depot_room)).first;
       }
       depot = known->second.get();
     }
@@ -161,10 +162,9 @@ bool Allocator::Impl::may_grow_unswept(DeviceHeap& at, std::size_t segment_bytes
     const std::lock_guard registry(thread_registry::mutex());
     if (caches.size() < 2) return false;
   }
-  std::size_t held_bytes = bytes_in_caches();
+  const std::size_t held_bytes = bytes_in_caches() + at.depot_room.held_bytes();
   const std::lock_guard lock(at.mutex);
   if (at.counters.caches_bypassed()) return false;
-  for (const auto& [stream, depot] : at.depots) held_bytes += depot->held_bytes();
   const std::size_t allowed_bytes = unswept_bytes(at);
   if (held_bytes > allowed_bytes || at.grown_unswept_bytes + segment_bytes > allowed_bytes) {
     return false;
@@ -200,6 +200,16 @@ void Allocator::Impl::reclaim_large(DeviceHeap& at) {
   if (all.empty()) return;
   const std::lock_guard lock(at.mutex);
   at.give_all(all, own_counters(at));
+}
+
+void Allocator::Impl::StoppedGates::stop_all() {
+  stopped_ = impl_->caches;
+  try {
+    stop();
+  } catch (...) {
+    stopped_.clear();
+    throw;
+  }
 }
 
 void Allocator::Impl::StoppedGates::stop() {

@@ -36,6 +36,11 @@ Checkpoint::SegmentLayout layout_of(const Segment& segment) {
   return layout;
 }
 
+// What another thread gets from the driver at the moment is no part of the pool yet.
+bool belongs(const Segment& segment, const std::shared_ptr<Pool>& pool) {
+  return segment.pool == pool && segment.passage != Passage::kComing;
+}
+
 // A block can be taken from its owner when nothing but that owner has to do with it.
 void require_takeable(const Block& block) {
   const std::uint64_t word = block.word.load(std::memory_order_acquire);
@@ -47,7 +52,7 @@ void require_takeable(const Block& block) {
                       " is lent to other processes.");
   }
   if (state == BlockState::kAllocated && block.users == nullptr) return;
-  if (state == BlockState::kReturning) {
+  if (state == BlockState::kInTransit) {
     refuse_checkpoint("Try again.", "The segment at ", where, " is on its way back to the driver.");
   }
   refuse_checkpoint(
@@ -110,7 +115,7 @@ std::shared_ptr<const Checkpoint> Allocator::take_checkpoint(int device, PoolId 
   const std::lock_guard lock(at.mutex);
   const std::shared_ptr<Pool> pool = Impl::pool_for_checkpoint(at, id);
   for (const auto& [piece_id, segment] : at.segments) {
-    if (segment->pool == pool) taken->segments.push_back(layout_of(*segment));
+    if (belongs(*segment, pool)) taken->segments.push_back(layout_of(*segment));
   }
   return taken;
 }
@@ -142,7 +147,7 @@ CheckpointDelta Allocator::restore_checkpoint(const Checkpoint& checkpoint) {
   }
   std::size_t blocks_now = 0;
   for (const auto& [piece_id, segment] : at.segments) {
-    if (segment->pool != pool) continue;
+    if (!belongs(*segment, pool)) continue;
     for (const Block* block = segment->first; block != nullptr; block = block->next) {
       require_takeable(*block);
       ++blocks_now;
@@ -158,7 +163,7 @@ CheckpointDelta Allocator::restore_checkpoint(const Checkpoint& checkpoint) {
   // From here on nothing refuses, and nothing fails.
   const CountersChange change(at.counters);
   for (const auto& [piece_id, segment] : at.segments) {
-    if (segment->pool == pool) at.free_all(*segment, delta.freed);
+    if (belongs(*segment, pool)) at.free_all(*segment, delta.freed);
   }
   for (const Checkpoint::SegmentLayout& layout : checkpoint.segments) {
     at.lay_out(*at.segments.find(layout.piece_id)->second, layout, delta.allocated);

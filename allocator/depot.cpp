@@ -15,7 +15,8 @@ StreamDepot::Locked::Locked(Bin& bin) noexcept : bin_(bin) {
   }
 }
 
-void StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
+bool StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
+  if (!room_.try_hold(chain.count * class_size(size_class))) return false;
   std::atomic<std::uint64_t>& used = used_[size_class / 64];
   const std::uint64_t bit = std::uint64_t{1} << (size_class % 64);
   Bin& bin = bins_[size_class];
@@ -27,7 +28,7 @@ void StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
   chain.head->chain_count = static_cast<std::uint16_t>(chain.count);
   chain.head->next_chain = bin.first.load(std::memory_order_relaxed);
   bin.first.store(chain.head, std::memory_order_relaxed);
-  held_bytes_.fetch_add(chain.count * class_size(size_class), std::memory_order_relaxed);
+  return true;
 }
 
 Chain StreamDepot::take(std::size_t size_class) noexcept {
@@ -37,7 +38,7 @@ Chain StreamDepot::take(std::size_t size_class) noexcept {
   Block* first = bin.first.load(std::memory_order_relaxed);
   if (first == nullptr) return {};
   bin.first.store(first->next_chain, std::memory_order_relaxed);
-  held_bytes_.fetch_sub(first->chain_count * class_size(size_class), std::memory_order_relaxed);
+  room_.release(first->chain_count * class_size(size_class));
   return {first, first->chain_count};
 }
 
@@ -52,7 +53,7 @@ void StreamDepot::take_all(ChainList& chains) noexcept {
       Block* first = bin.first.exchange(nullptr, std::memory_order_relaxed);
       while (first != nullptr) {
         Block* next = first->next_chain;
-        held_bytes_.fetch_sub(first->chain_count * class_size(index), std::memory_order_relaxed);
+        room_.release(first->chain_count * class_size(index));
         chains.push({first, first->chain_count});
         first = next;
       }

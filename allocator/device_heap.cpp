@@ -17,6 +17,8 @@ std::uint64_t next_piece_id() noexcept {
 // Segments that this thread has made.
 thread_local constinit std::int32_t segments_made = 0;
 
+thread_local constinit const DeviceHeap::OwnWork* innermost_work = nullptr;
+
 bool is_part(const Block* block) noexcept {
   return block->previous != nullptr || block->next != nullptr;
 }
@@ -66,10 +68,11 @@ void EventPool::destroy_all(Device& device, int index) noexcept {
   events_.clear();
 }
 
-DeviceHeap::DeviceHeap(int device_index, PageTable& page_table)
+DeviceHeap::DeviceHeap(int device_index, PageTable& page_table, std::size_t depot_limit_bytes)
     : device(device_index),
       default_pool(std::make_shared<Pool>(PoolId{})),
-      trace(device_index, mutex),
+      trace(device_index, mutex, work_done),
+      depot_room(depot_limit_bytes),
       page_table_(page_table) {}
 
 DeviceHeap::~DeviceHeap() = default;
@@ -267,10 +270,7 @@ Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std
     if (entered != segments.end()) segments.erase(entered);
     throw;
   }
-  block->free_since = searches;
-  insert_free(block);
-  block->set_state(BlockState::kFree);
-  page_table_.set(base, block);
+  block->set_state(BlockState::kInTransit);
   ++pool.segments;
   counters.add(kSegments, is_large, 1);
   counters.add(kReserved, is_large, size_bytes);
@@ -281,6 +281,15 @@ Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std
   if (trace.active()) segment.context = TraceCall::context();
   record_segment(TraceAction::kSegmentAlloc, segment);
   return segment;
+}
+
+void DeviceHeap::list_segment(Segment& segment) noexcept {
+  Block* block = segment.first;
+  if (segment.passage == Passage::kComing) block->free_since = searches;
+  segment.passage = Passage::kHere;
+  insert_free(block);
+  block->set_state(BlockState::kFree);
+  page_table_.set(segment.base, block);
 }
 
 Segment* DeviceHeap::begin_return(std::uint64_t after, const Pool* only) {
@@ -319,15 +328,25 @@ Segment* DeviceHeap::begin_return_uncut(StreamHandle stream, std::size_t wanted_
 
 Segment& DeviceHeap::take_out_of_lists(Segment& segment) noexcept {
   remove_free(segment.first);
-  segment.first->set_state(BlockState::kReturning);
+  segment.first->set_state(BlockState::kInTransit);
   begin_work();
   return segment;
 }
 
-void DeviceHeap::cancel_return(Segment& segment) noexcept {
-  segment.first->set_state(BlockState::kFree);
-  insert_free(segment.first);
-  end_work();
+void DeviceHeap::begin_leaving(Segment& segment) noexcept {
+  const CountersChange change(counters);
+  segment.passage = Passage::kGoing;
+  counters.subtract(kSegments, segment.large, 1);
+  counters.subtract(kReserved, segment.large, segment.size_bytes);
+  if (segment.oversize) DeviceCounters::lower(counters.oversize_segments);
+}
+
+void DeviceHeap::cancel_leaving(Segment& segment) noexcept {
+  const CountersChange change(counters);
+  segment.passage = Passage::kHere;
+  counters.add(kSegments, segment.large, 1);
+  counters.add(kReserved, segment.large, segment.size_bytes);
+  if (segment.oversize) DeviceCounters::raise(counters.oversize_segments);
 }
 
 void DeviceHeap::hide_addresses(Segment& segment) noexcept {
@@ -340,10 +359,6 @@ void DeviceHeap::show_addresses(Segment& segment) noexcept {
 }
 
 std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
-  const CountersChange change(counters);
-  counters.subtract(kSegments, segment.large, 1);
-  counters.subtract(kReserved, segment.large, segment.size_bytes);
-  if (segment.oversize) DeviceCounters::lower(counters.oversize_segments);
   ++counters.num_device_free;
   reserved_bytes -= segment.size_bytes;
   page_table_.give_back(std::exchange(segment.hidden, nullptr));
@@ -353,8 +368,13 @@ std::unique_ptr<Segment> DeviceHeap::finish_return(Segment& segment) noexcept {
   segments.erase(at);
   --gone->pool->segments;
   forget_if_over(*gone->pool);
-  end_work();
   return gone;
+}
+
+const CallContext& DeviceHeap::context_of(TraceAction action, const Segment& segment) noexcept {
+  const CallContext& of_call = TraceCall::context();
+  const bool goes = action == TraceAction::kSegmentFree;
+  return goes && of_call == nullptr ? segment.context : of_call;
 }
 
 void DeviceHeap::record_block(TraceAction action, const Block& block,
@@ -367,7 +387,23 @@ void DeviceHeap::record_block(TraceAction action, const Block& block,
 
 void DeviceHeap::record_segment(TraceAction action, const Segment& segment) noexcept {
   trace.record(action, std::bit_cast<std::uintptr_t>(segment.base), segment.size_bytes,
-               segment.stream.handle, segment.pool->id, TraceCall::context());
+               segment.stream.handle, segment.pool->id, context_of(action, segment));
+}
+
+DeviceHeap::OwnWork::OwnWork(const DeviceHeap& at) noexcept : at_(at), outer_(innermost_work) {
+  innermost_work = this;
+}
+
+DeviceHeap::OwnWork::~OwnWork() {
+  innermost_work = outer_;
+}
+
+bool DeviceHeap::idle() const noexcept {
+  std::size_t of_others = works_ - trace.waiting_for_this_thread();
+  for (const OwnWork* own = innermost_work; own != nullptr; own = own->outer_) {
+    if (&own->at_ == this) --of_others;
+  }
+  return of_others == 0;
 }
 
 void DeviceHeap::end_work() noexcept {

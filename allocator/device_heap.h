@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "allocator/allocator.h"
@@ -46,7 +47,7 @@ class EventPool {
 
 class DeviceHeap {
  public:
-  DeviceHeap(int device_index, PageTable& page_table);
+  DeviceHeap(int device_index, PageTable& page_table, std::size_t depot_limit_bytes);
   ~DeviceHeap();
   DeviceHeap(const DeviceHeap&) = delete;
   DeviceHeap& operator=(const DeviceHeap&) = delete;
@@ -84,20 +85,24 @@ class DeviceHeap {
   // Gives cached blocks, all of this device, in the thread that `own` (which may be null) counts for.
   void give_all(ChainList& chains, ThreadCounters* own) noexcept;
 
-  // Enters new memory as one free block of the pool. Throws std::bad_alloc; then nothing was entered.
+  // Enters new memory as one block of the pool, which is in transit until list_segment. Throws
+  // std::bad_alloc; then nothing was entered.
   Segment& add_segment(Pool& pool, Provider& provider, void* base, std::size_t size_bytes,
                        StreamRef stream, bool large);
+  void list_segment(Segment& segment) noexcept;  // it is free memory; also after begin_return
 
   // Returning a piece, in steps (see pieces.cpp).
   // The first piece after `after` with no block out, of a pool that may shrink (of this one, where
-  // `only` names one); null if there is none. It is out of the free lists afterwards.
+  // `only` names one); null if there is none. It is out of the free lists afterwards, and a work has
+  // begun, which the caller must end.
   [[nodiscard]] Segment* begin_return(std::uint64_t after, const Pool* only = nullptr);
   // The default pool's large piece that has been free for longest, among those not kept for readers.
   [[nodiscard]] Segment* begin_return_oldest();
   // The default pool's piece of the stream that is unused and is not to be cut: the smallest of at
   // least `wanted_bytes`, else the largest. Null if there is none.
   [[nodiscard]] Segment* begin_return_uncut(StreamHandle stream, std::size_t wanted_bytes);
-  void cancel_return(Segment& segment) noexcept;   // back into the free lists
+  void begin_leaving(Segment& segment) noexcept;   // out of snapshots and statistics
+  void cancel_leaving(Segment& segment) noexcept;  // in them again
   void hide_addresses(Segment& segment) noexcept;  // lookups no longer find it
   void show_addresses(Segment& segment) noexcept;  // they do again
   // The driver has it. Destroy the result with no lock held: it may be the last that holds its pool.
@@ -106,6 +111,10 @@ class DeviceHeap {
   // ---- history: caller holds the heap lock ----
   void record_block(TraceAction action, const Block& block, const CallContext& context) noexcept;
   void record_segment(TraceAction action, const Segment& segment) noexcept;
+  // Of the calling thread's call; where that has none, a segment that goes has the one with which it
+  // came.
+  [[nodiscard]] static const CallContext& context_of(TraceAction action,
+                                                     const Segment& segment) noexcept;
 
   // ---- private pools: caller holds the heap lock ----
   // Null if there is none of this id.
@@ -141,13 +150,32 @@ class DeviceHeap {
   // looked at). Whoever is about to report out-of-memory waits for such work first.
   void begin_work() noexcept { ++works_; }
   void end_work() noexcept;
-  [[nodiscard]] std::size_t works() const noexcept { return works_; }
-  // One such work, which ends with the object at the latest.
+  // Whether the calling thread need not wait for any: its own (a tracker or a pool's provider, which
+  // is called in the midst of it, may allocate) is none to wait for, nor is that of a thread that
+  // waits until this one comes out of its tracker.
+  [[nodiscard]] bool idle() const noexcept;
+  // Work that the calling thread is in the midst of. Lives on the stack.
+  class OwnWork {
+   public:
+    explicit OwnWork(const DeviceHeap& at) noexcept;
+    ~OwnWork();
+    OwnWork(const OwnWork&) = delete;
+    OwnWork& operator=(const OwnWork&) = delete;
+
+   private:
+    friend class DeviceHeap;
+    const DeviceHeap& at_;
+    const OwnWork* const outer_;
+  };
+  // One work, which ends with the object at the latest.
   class Work {
    public:
-    explicit Work(DeviceHeap& at) noexcept : at_(at) {}
+    enum class Begun : std::uint8_t { kNotYet, kAlready };
+    explicit Work(DeviceHeap& at, Begun begun = Begun::kNotYet) noexcept : at_(at) {
+      if (begun == Begun::kAlready) own_.emplace(at);
+    }
     ~Work() {  // without the lock
-      if (!under_way_) return;
+      if (!own_) return;
       const std::lock_guard lock(at_.mutex);
       at_.end_work();
     }
@@ -155,21 +183,21 @@ class DeviceHeap {
     Work& operator=(const Work&) = delete;
     void begin() noexcept {
       at_.begin_work();
-      under_way_ = true;
+      own_.emplace(at_);
     }
     void end() noexcept {
-      under_way_ = false;
+      own_.reset();
       at_.end_work();
     }
 
    private:
     DeviceHeap& at_;
-    bool under_way_ = false;
+    std::optional<OwnWork> own_;  // while it is under way
   };
   // How much such work has ended so far. (A thread compares it with its own part of it,
   // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
   [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
-  std::condition_variable_any work_done;
+  std::condition_variable_any work_done;      // idle() may have changed
   std::condition_variable_any filters_asked;  // some Route::asked is lower
 
   // ---- data, guarded by the heap lock ----
@@ -209,6 +237,7 @@ class DeviceHeap {
 
   // ---- without the lock ----
   EventPool events;  // of this device's streams
+  DepotRoom depot_room;
 
  private:
   void cut(Block* block, std::size_t size_bytes);

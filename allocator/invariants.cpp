@@ -77,6 +77,13 @@ class Check {
     if (!cached_.contains(block)) broken("a block in ", where, " is in no segment");
   }
 
+  static void depot(const DepotRoom& room, std::size_t bytes) {
+    if (room.held_bytes() != bytes || bytes > room.limit_bytes()) {
+      broken("the depot holds ", bytes, " bytes, says ", room.held_bytes(), ", and has room for ",
+             room.limit_bytes());
+    }
+  }
+
   void statistics(const DeviceStats& stats) const {
     compare("allocation", stats.allocation, sums_.blocks);
     compare("allocated_bytes", stats.allocated_bytes, sums_.bytes);
@@ -101,10 +108,15 @@ class Check {
 
  private:
   void check_segment(const Segment& segment) {
-    count(sums_.segments, segment.large, 1);
-    count(sums_.reserved, segment.large, segment.size_bytes);
     ++segments_of_[segment.pool.get()];
-    if (segment.oversize) ++sums_.oversize_segments;
+    if (segment.passage != Passage::kGoing) {
+      count(sums_.segments, segment.large, 1);
+      count(sums_.reserved, segment.large, segment.size_bytes);
+      if (segment.oversize) ++sums_.oversize_segments;
+    }
+    if (segment.passage != Passage::kHere && segment.first->state() != BlockState::kInTransit) {
+      broken("a segment that is on its way has blocks in use");
+    }
     const std::byte* expected = segment.base;
     const Block* previous = nullptr;
     std::size_t out = 0;
@@ -116,14 +128,14 @@ class Check {
         broken("a block has ", block->size_bytes, " bytes");
       }
       const BlockState state = block->state();
-      if (state != BlockState::kReturning && page_table_.starting_at(block->data()) != block) {
+      if (state != BlockState::kInTransit && page_table_.starting_at(block->data()) != block) {
         broken("the page table does not know a block");
       }
       if (state == BlockState::kFree && previous != nullptr &&
           previous->state() == BlockState::kFree) {
         broken("two free neighbours were not merged");
       }
-      if (state != BlockState::kFree && state != BlockState::kReturning) ++out;
+      if (state != BlockState::kFree && state != BlockState::kInTransit) ++out;
       check_block(*block, segment);
       expected = block->end();
       previous = block;
@@ -145,7 +157,7 @@ class Check {
         ++free_blocks_;
         break;
       }
-      case BlockState::kReturning:
+      case BlockState::kInTransit:
         break;
       case BlockState::kCached:
         cached_.insert(&block);
@@ -193,7 +205,7 @@ class Check {
       }
       if (state == BlockState::kCached && block.split != part)
         broken("a part is not marked as one");
-    } else if (state != BlockState::kReturning) {
+    } else if (state != BlockState::kInTransit) {
       count(sums_.active, segment.large, 1);
       count(sums_.active_bytes, segment.large, block.size_bytes);
       count(sums_.requested, segment.large, requested);
@@ -238,9 +250,14 @@ void Allocator::check_invariants() {
       cache->visit(at->device,
                    [&](const Block* block) { check.cached(block, "a thread's cache"); });
     }
+    std::size_t depot_bytes = 0;
     for (const auto& [stream, depot] : at->depots) {
-      depot->visit([&](const Block* block) { check.cached(block, "the depot"); });
+      depot->visit([&](const Block* block) {
+        check.cached(block, "the depot");
+        depot_bytes += block->size_bytes;
+      });
     }
+    Check::depot(at->depot_room, depot_bytes);
     check.statistics(impl_->read_stats(*at));
   }
 }

@@ -1,8 +1,13 @@
-// Memory back to the driver, piece by piece.
+// Pieces on their way: new ones, and memory back to the driver, piece by piece.
 //
 // A piece goes back when none of its blocks is out and the lender says that nobody maps it. While
-// it is asked and returned its block is in state Returning, in no free list; a thread that finds
-// nothing meanwhile waits for the outcome before it reports out-of-memory (DeviceHeap::begin_work).
+// it is asked and returned its block is in transit, in no free list; a thread that finds nothing
+// meanwhile waits for the outcome before it reports out-of-memory (DeviceHeap::begin_work). So it is
+// with a new piece, until the trackers have heard of it.
+//
+// Whoever takes a snapshot and is told of segments from then on (a network card's library does, to
+// register them) must miss none and have none that is gone. So a segment comes into snapshots before
+// the trackers hear that it has come, and leaves them before they hear that it goes.
 #include <bit>
 
 #include "allocator/allocator_impl.h"
@@ -10,18 +15,70 @@
 
 namespace limbo {
 
-void Allocator::Impl::tell_of_piece(DeviceHeap& at, TraceAction action, const void* base,
-                                    std::size_t size_bytes, StreamRef stream, PoolId pool) {
-  at.trace.tell_now(action, std::bit_cast<std::uintptr_t>(base), size_bytes, stream.handle, pool,
-                    TraceCall::context());
+void Allocator::Impl::tell_of_piece(DeviceHeap& at, TraceAction action, const Segment& segment,
+                                    const std::function<void()>& take_back) {
+  at.trace.tell_now(action, std::bit_cast<std::uintptr_t>(segment.base), segment.size_bytes,
+                    segment.stream.handle, segment.pool->id,
+                    DeviceHeap::context_of(action, segment), take_back);
 }
 
-// The driver did not take the piece: it is in use again.
-void Allocator::Impl::tell_again_of_piece(DeviceHeap& at, const Segment& segment) noexcept {
+void Allocator::Impl::begin_leaving(DeviceHeap& at, Segment& segment) noexcept {
+  const std::lock_guard lock(at.mutex);
+  at.begin_leaving(segment);
+}
+
+void Allocator::Impl::cancel_leaving(DeviceHeap& at, Segment& segment) noexcept {
+  const std::lock_guard lock(at.mutex);
+  at.cancel_leaving(segment);
+}
+
+// The segment was entered, and nobody has a part of it. What the trackers refuse goes back to its
+// maker.
+void Allocator::Impl::announce_piece(DeviceHeap& at, Segment& segment) {
   try {
-    tell_of_piece(at, TraceAction::kSegmentAlloc, segment.base, segment.size_bytes, segment.stream,
-                  segment.pool->id);
-  } catch (...) {  // the driver's error is the one to report
+    tell_of_piece(at, TraceAction::kSegmentAlloc, segment, [&] { begin_leaving(at, segment); });
+  } catch (...) {
+    drop_piece(at, segment);
+    throw;
+  }
+}
+
+// The trackers have refused the segment.
+void Allocator::Impl::drop_piece(DeviceHeap& at, Segment& segment) noexcept {
+  std::unique_ptr<Segment> gone;  // destroyed behind the lock
+  try {
+    give_back(at, segment);
+    const std::lock_guard lock(at.mutex);
+    gone = at.finish_return(segment);
+  } catch (...) {  // the trackers' error is the one to report; the memory stays
+    const std::lock_guard lock(at.mutex);
+    const CountersChange change(at.counters);
+    at.list_segment(segment);
+  }
+}
+
+// The trackers know that it goes. Where its maker does not take it, they hear that it is there.
+void Allocator::Impl::give_back(DeviceHeap& at, Segment& segment) {
+  {
+    // Before the driver has the addresses: another thread may be given them at once.
+    const std::lock_guard lock(at.mutex);
+    at.record_segment(TraceAction::kSegmentFree, segment);
+    at.hide_addresses(segment);
+  }
+  try {
+    segment.provider->return_piece(at.device, segment.base, segment.size_bytes);
+  } catch (...) {
+    {
+      const std::lock_guard lock(at.mutex);
+      at.show_addresses(segment);
+      at.cancel_leaving(segment);
+      at.record_segment(TraceAction::kSegmentAlloc, segment);
+    }
+    try {
+      tell_of_piece(at, TraceAction::kSegmentAlloc, segment, [] {});
+    } catch (...) {  // the maker's error is the one to report
+    }
+    throw;
   }
 }
 
@@ -29,48 +86,36 @@ void Allocator::Impl::tell_again_of_piece(DeviceHeap& at, const Segment& segment
 bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
   const std::uint64_t piece_id = segment.piece.id;
   Lender* const asked = lender.load(std::memory_order_acquire);
+  DeviceHeap::Work work(at, DeviceHeap::Work::Begun::kAlready);
   bool allowed = false;
-  bool told = false;
-  bool hidden = false;
+  std::unique_ptr<Segment> gone;  // destroyed behind the lock
   try {
     allowed = asked == nullptr || asked->may_return_piece(piece_id);
     if (allowed) {
-      tell_of_piece(at, TraceAction::kSegmentFree, segment.base, segment.size_bytes, segment.stream,
-                    segment.pool->id);
-      told = true;
-      {
-        // Before the driver has the addresses: another thread may be given them at once.
-        const std::lock_guard lock(at.mutex);
-        at.record_segment(TraceAction::kSegmentFree, segment);
-        at.hide_addresses(segment);
-        hidden = true;
-      }
-      segment.provider->return_piece(at.device, segment.base, segment.size_bytes);
+      begin_leaving(at, segment);
+      tell_of_piece(at, TraceAction::kSegmentFree, segment, [&] { cancel_leaving(at, segment); });
+      give_back(at, segment);
     }
   } catch (...) {
-    if (told) tell_again_of_piece(at, segment);
     const std::lock_guard lock(at.mutex);
     const CountersChange change(at.counters);
-    if (hidden) {
-      at.show_addresses(segment);
-      at.record_segment(TraceAction::kSegmentAlloc, segment);
-    }
-    at.cancel_return(segment);
+    at.list_segment(segment);
+    work.end();
     throw;
   }
-  std::unique_ptr<Segment> gone;  // destroyed behind the lock
   {
     const std::lock_guard lock(at.mutex);
-    if (!allowed) {
+    if (allowed) {
+      gone = at.finish_return(segment);
+    } else {
       const CountersChange change(at.counters);
       segment.piece.kept_for_readers = true;
-      at.cancel_return(segment);
-      return false;
+      at.list_segment(segment);
     }
-    gone = at.finish_return(segment);
+    work.end();
   }
-  if (asked != nullptr) asked->piece_returned(piece_id);
-  return true;
+  if (allowed && asked != nullptr) asked->piece_returned(piece_id);
+  return allowed;
 }
 
 // Returns every piece that may go; how many went. None does beside a capture.

@@ -54,8 +54,7 @@ class AskedRoutes {
 // A thread inside the provider of a private pool, which may be anybody's code.
 class InsideMaker {
  public:
-  InsideMaker(const DeviceHeap& heap, const Pool& pool) noexcept
-      : at(&heap), of(&pool), outer(innermost) {
+  explicit InsideMaker(const Pool& pool) noexcept : of(&pool), outer(innermost) {
     innermost = this;
   }
   ~InsideMaker() { innermost = outer; }
@@ -68,18 +67,10 @@ class InsideMaker {
     }
     return false;
   }
-  [[nodiscard]] static std::size_t count_at(const DeviceHeap& heap) noexcept {
-    std::size_t count = 0;
-    for (const InsideMaker* one = innermost; one != nullptr; one = one->outer) {
-      if (one->at == &heap) ++count;
-    }
-    return count;
-  }
 
  private:
   static thread_local constinit const InsideMaker* innermost;
 
-  const DeviceHeap* const at;
   const Pool* const of;
   const InsideMaker* const outer;
 };
@@ -142,7 +133,7 @@ std::shared_ptr<Pool> Allocator::Impl::routed_pool(DeviceHeap& at, StreamRef str
 
 void* Allocator::Impl::make_piece(DeviceHeap& at, const Pool& pool, std::size_t size_bytes) {
   if (pool.provider == nullptr) return provider.make_piece(at.device, size_bytes);
-  const InsideMaker inside(at, pool);
+  const InsideMaker inside(pool);
   void* base = pool.provider->make_piece(at.device, size_bytes);
   if (base == nullptr || !page_table.overlaps(base, size_bytes)) return base;
   try {
@@ -154,10 +145,6 @@ void* Allocator::Impl::make_piece(DeviceHeap& at, const Pool& pool, std::size_t 
                   std::to_string(size_bytes) + " bytes at " + address_text(base) +
                   ", which is memory of Limbo's already.",
               "A pool whose memory is to be Limbo's is made without an allocator.");
-}
-
-bool Allocator::Impl::others_idle(const DeviceHeap& at) noexcept {
-  return at.works() <= InsideMaker::count_at(at);
 }
 
 bool Allocator::Impl::capturing(DeviceHeap& at) noexcept {

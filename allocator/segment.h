@@ -27,6 +27,14 @@ struct Piece {
   bool kept_for_readers = false;  // the lender said that another process maps it
 };
 
+// Where a segment is, as trackers (trace.h) have heard, or hear at the moment. Only what is here has
+// blocks in lists or out.
+enum class Passage : std::uint8_t {
+  kComing,  // the driver has given it: snapshots and statistics have it already
+  kHere,
+  kGoing,  // the driver gets it back: snapshots and statistics no longer have it
+};
+
 struct Segment {
   Provider* provider = nullptr;
   std::shared_ptr<Pool> pool;  // never null, constant
@@ -34,7 +42,8 @@ struct Segment {
   bool large = false;
   std::byte* base = nullptr;
   std::size_t size_bytes = 0;
-  Block* first = nullptr;  // guarded by the heap lock
+  Block* first = nullptr;              // guarded by the heap lock
+  Passage passage = Passage::kComing;  // guarded by the heap lock
   Piece piece;
   PageTable::Chunk* hidden = nullptr;  // what the page table had of it, while it is being returned
   std::shared_ptr<void> context;       // of the call that took it from the driver (trace.h)

@@ -102,37 +102,34 @@ void Allocator::Impl::run_callbacks() {
   }
 }
 
-// What the trackers refuse goes back to its maker.
-void Allocator::Impl::announce_piece(DeviceHeap& at, const Request& request, const Pool& pool,
-                                     void* base, std::size_t size_bytes) {
+// A piece of size_bytes, entered as a segment that is in transit; null if the driver has no room.
+// What could not be entered goes back to its maker, as if it had never been.
+Segment* Allocator::Impl::take_piece(DeviceHeap& at, const Request& request,
+                                     std::size_t size_bytes) {
+  if (driver_is_gone.load()) {
+    throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
+  }
+  used.store(true, std::memory_order_relaxed);
+  Pool& pool = pool_of(at, request);
+  Provider& maker = maker_of(pool);
+  void* base = make_piece(at, pool, size_bytes);
+  if (base == nullptr) return nullptr;
   try {
-    tell_of_piece(at, TraceAction::kSegmentAlloc, base, size_bytes, request.stream, pool.id);
+    const std::lock_guard lock(at.mutex);
+    const CountersChange change(at.counters, own_counters(at));
+    return &at.add_segment(pool, maker, base, size_bytes, request.stream,
+                           sizes::is_large(request.size_bytes));
   } catch (...) {
     try {
-      maker_of(pool).return_piece(at.device, base, size_bytes);
-    } catch (...) {  // the tracker's error is the one to report
+      maker.return_piece(at.device, base, size_bytes);
+    } catch (...) {  // the first error is the one to report
     }
     throw;
   }
 }
 
-// What could not be entered goes back to its maker, as if it had never been.
-void Allocator::Impl::drop_piece(DeviceHeap& at, const Request& request, const Pool& pool,
-                                 void* base, std::size_t size_bytes) noexcept {
-  try {
-    tell_of_piece(at, TraceAction::kSegmentFree, base, size_bytes, request.stream, pool.id);
-  } catch (...) {  // the first error is the one to report
-  }
-  try {
-    maker_of(pool).return_piece(at.device, base, size_bytes);
-  } catch (...) {
-  }
-}
-
 // A new segment of size_bytes; null if the driver or the limit has no room.
 void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t size_bytes) {
-  Pool& pool = pool_of(at, request);
-  Provider& maker = maker_of(pool);
   DeviceHeap::Work work(at);
   {
     const std::lock_guard lock(at.mutex);
@@ -140,37 +137,27 @@ void* Allocator::Impl::grow(DeviceHeap& at, const Request& request, std::size_t 
     at.reserved_bytes += size_bytes;
     work.begin();
   }
-  void* announced = nullptr;
-  bool entered = false;
+  Segment* segment = nullptr;
   try {
-    if (driver_is_gone.load()) {
-      throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
-    }
-    used.store(true, std::memory_order_relaxed);
-    void* base = make_piece(at, pool, size_bytes);
-    if (base != nullptr) {
-      announce_piece(at, request, pool, base, size_bytes);
-      announced = base;
-      const std::lock_guard lock(at.mutex);
-      const CountersChange change(at.counters, own_counters(at));
-      const Segment& segment = at.add_segment(pool, maker, base, size_bytes, request.stream,
-                                              sizes::is_large(request.size_bytes));
-      entered = true;
-      work.end();
-      // Under the same lock, so that no other thread takes it away.
-      return at.hand_out(segment.first, request.size_bytes, request.requested_bytes);
-    }
+    segment = take_piece(at, request, size_bytes);
   } catch (...) {
-    if (entered) throw;
-    if (announced != nullptr) drop_piece(at, request, pool, announced, size_bytes);
     const std::lock_guard lock(at.mutex);
     at.reserved_bytes -= size_bytes;
     throw;
   }
+  if (segment == nullptr) {
+    const std::lock_guard lock(at.mutex);
+    at.reserved_bytes -= size_bytes;
+    work.end();
+    return nullptr;
+  }
+  announce_piece(at, *segment);
   const std::lock_guard lock(at.mutex);
-  at.reserved_bytes -= size_bytes;
+  const CountersChange change(at.counters, own_counters(at));
+  at.list_segment(*segment);
   work.end();
-  return nullptr;
+  // Under the same lock, so that no other thread takes it away.
+  return at.hand_out(segment->first, request.size_bytes, request.requested_bytes);
 }
 
 void* Allocator::Impl::allocate_slow(const Request& asked) {
@@ -222,8 +209,8 @@ void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
     if (void* data = make_room_once(at, request)) return data;
     // Another thread may hold what this one did not find: memory on its way to or from the driver.
     std::unique_lock lock(at.mutex);
-    if (others_idle(at) && at.works_done() - own == before) break;
-    at.work_done.wait_for(lock, kAttemptWait, [&] { return others_idle(at); });
+    if (at.idle() && at.works_done() - own == before) break;
+    at.work_done.wait_for(lock, kAttemptWait, [&] { return at.idle(); });
   }
   throw_out_of_memory(at, request);
 }

@@ -55,23 +55,26 @@ Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_b
 }
 
 Chain StreamCache::put(Block* block, std::size_t* to_depot_bytes) noexcept {
-  if (sizes::is_large(block->size_bytes)) return put_large(block);
-  put_small(block, to_depot_bytes);
-  return {};
+  return sizes::is_large(block->size_bytes) ? put_large(block) : put_small(block, to_depot_bytes);
 }
 
-void StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept {
+Chain StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept {
   const std::size_t index = size_class(block->size_bytes);
   Bin& bin = use_bin(index);
+  Chain overflow;
   if (bin.count >= bin.limit) {
     if (!bin.spare.empty()) {
-      depot_.put(index, bin.spare);
-      *to_depot_bytes += bin.spare.count * block->size_bytes;
+      if (depot_.put(index, bin.spare)) {
+        *to_depot_bytes += bin.spare.count * block->size_bytes;
+      } else {
+        overflow = bin.spare;
+      }
     }
     bin.spare = bin.active();
     bin.set_active({});
   }
   static_cast<void>(try_put(block));  // there is room now
+  return overflow;
 }
 
 Chain StreamCache::put_large(Block* block) noexcept {

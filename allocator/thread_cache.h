@@ -124,7 +124,7 @@ class StreamCache {
   }
 
   [[nodiscard]] Block* take_small(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept;
-  void put_small(Block* block, std::size_t* to_depot_bytes) noexcept;
+  [[nodiscard]] Chain put_small(Block* block, std::size_t* to_depot_bytes) noexcept;
   [[nodiscard]] Chain put_large(Block* block) noexcept;
   Bin& use_bin(std::size_t index) noexcept;
 

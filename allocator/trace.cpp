@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <new>
+#include <optional>
 #include <utility>
 
 namespace limbo {
@@ -67,7 +69,7 @@ void Trace::set(const HistorySettings& settings) {
   settings_.max_entries = std::max<std::size_t>(settings.max_entries, 1);
   if (!settings.enabled) settings_.contexts = ContextLevel::kNever;
   if (!settings.enabled || settings.clear) ring_.clear();
-  while (ring_.size() > settings_.max_entries) ring_.pop_front();
+  ring_.shrink(settings_.max_entries);
   gather_with_.store(settings.enabled ? settings.gather : nullptr, std::memory_order_release);
   gather_for_.store(settings_.contexts, std::memory_order_relaxed);
   update_active();
@@ -113,74 +115,160 @@ void Trace::record(TraceAction action, std::uintptr_t address, std::size_t size_
   try {
     TraceEntry entry = make(action, address, size_bytes, stream, pool, context);
     if (tracked) untold_.push_back(entry);
-    if (!kept) return;
-    ring_.push_back(std::move(entry));
-    if (ring_.size() > settings_.max_entries) ring_.pop_front();
+    if (kept) ring_.push(std::move(entry), settings_.max_entries);
   } catch (...) {  // no host memory: the heap under this lock is worth more than one entry
   }
 }
 
-std::vector<TraceEntry> Trace::entries() const {
-  return {ring_.begin(), ring_.end()};
-}
-
 // ---- trackers -----------------------------------------------------------------------------------
 
-void Trace::tell() noexcept {
-  if (!active()) return;
-  while (true) {
-    std::vector<TraceEntry> batch;
-    Trackers called;
-    {
-      const std::lock_guard lock(heap_lock_);
-      // A tracker that calls the allocator comes here too: what it records is told when it is done.
-      if (telling_ || untold_.empty()) return;
-      try {
-        called = trackers_;
-      } catch (...) {  // no host memory: a later call tells them
-        return;
-      }
-      batch.swap(untold_);
-      telling_ = true;
-    }
-    for (const TraceEntry& entry : batch) {
-      for (const auto& tracker : called) {
-        try {
-          (*tracker)(entry);
-        } catch (...) {  // the call that the entry is about has happened
-        }
-      }
-    }
-    const std::lock_guard lock(heap_lock_);
-    telling_ = false;
+// The right to call the trackers, until its end. Lives on the stack. It begins and ends with the heap
+// lock held; at its beginning nobody has it.
+class Trace::Turn {
+ public:
+  explicit Turn(Trace& of) noexcept : of_(of), outer_(innermost_) {
+    of_.turn_taken_ = true;
+    innermost_ = this;
   }
+  ~Turn() {
+    innermost_ = outer_;
+    of_.turn_taken_ = of_.wants_relief_ = false;
+    if (of_.waiting_ != 0) of_.moved_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+  // Whether this thread is inside a tracker, of any device or of this one.
+  [[nodiscard]] static bool any() noexcept { return innermost_ != nullptr; }
+  [[nodiscard]] static bool of(const Trace& trace) noexcept {
+    for (const Turn* turn = innermost_; turn != nullptr; turn = turn->outer_) {
+      if (&turn->of_ == &trace) return true;
+    }
+    return false;
+  }
+
+ private:
+  static thread_local constinit Turn* innermost_;
+
+  Trace& of_;
+  Turn* const outer_;
+};
+
+thread_local constinit Trace::Turn* Trace::Turn::innermost_ = nullptr;
+
+std::size_t Trace::waiting_for_this_thread() const noexcept {
+  return Turn::of(*this) ? first_waiting_ : 0;
 }
 
-void Trace::tell_now(TraceAction action, std::uintptr_t address, std::size_t size_bytes,
-                     StreamHandle stream, PoolId pool, const CallContext& context) {
-  if (!active()) return;
-  tell();
-  Trackers called;
-  {
-    const std::lock_guard lock(heap_lock_);
-    called = trackers_;
+// The entries are over afterwards, with no lock held: contexts end with them.
+void Trace::call(const Trackers& trackers, std::vector<TraceEntry>& entries) noexcept {
+  for (const TraceEntry& entry : entries) {
+    for (const auto& tracker : trackers) {
+      try {
+        (*tracker)(entry);
+      } catch (...) {  // the call that the entry is about has happened
+      }
+    }
   }
-  if (called.empty()) return;
-  TraceEntry entry = make(action, address, size_bytes, stream, pool, context);
+  entries.clear();
+}
+
+void Trace::call_or_undo(const Trackers& trackers, TraceEntry& entry,
+                         const std::function<void()>& take_back) {
   std::size_t told = 0;
   try {
-    for (; told < called.size(); ++told) (*called[told])(entry);
+    for (; told < trackers.size(); ++told) (*trackers[told])(entry);
   } catch (...) {
-    entry.action = action == TraceAction::kSegmentAlloc ? TraceAction::kSegmentFree
-                                                        : TraceAction::kSegmentAlloc;
+    take_back();
+    entry.action = entry.action == TraceAction::kSegmentAlloc ? TraceAction::kSegmentFree
+                                                              : TraceAction::kSegmentAlloc;
     while (told-- > 0) {
       try {
-        (*called[told])(entry);
+        (*trackers[told])(entry);
       } catch (...) {  // the first failure is the one to report
       }
     }
     throw;
   }
+}
+
+// Who has told a batch leaves as soon as somebody waits, so each tells two at most; and who waits
+// tells what is left, so nothing is.
+void Trace::tell() noexcept {
+  if (!active()) return;
+  std::unique_lock lock(heap_lock_);
+  bool told = false;
+  while (!untold_.empty()) {
+    if (told && waiting_ != 0) return;
+    if (!turn_is_free()) {
+      const bool left_to_others = untold_.size() < kMaxUntold && !wants_relief_;
+      if (left_to_others || Turn::any()) return;
+      ++waiting_;
+      moved_.wait(lock, [&] { return turn_is_free(); });
+      --waiting_;
+      continue;
+    }
+    Trackers called;
+    std::vector<TraceEntry> batch;
+    try {
+      called = trackers_;
+    } catch (...) {  // no host memory: a later call tells them
+      return;
+    }
+    batch.swap(untold_);
+    const Turn turn(*this);
+    wants_relief_ = told;
+    lock.unlock();
+    call(called, batch);
+    lock.lock();
+    told = true;
+  }
+}
+
+void Trace::tell_now(TraceAction action, std::uintptr_t address, std::size_t size_bytes,
+                     StreamHandle stream, PoolId pool, const CallContext& context,
+                     const std::function<void()>& take_back) {
+  if (!active()) return;
+  std::exception_ptr failure;
+  {
+    std::unique_lock lock(heap_lock_);
+    if (trackers_.empty()) return;
+    if (turn_taken_ && !Turn::any()) {
+      ++waiting_;
+      ++first_waiting_;
+      moved_.notify_all();  // whoever is inside a tracker may be waiting for this thread
+      moved_.wait(lock, [&] { return !turn_taken_; });
+      --first_waiting_;
+      --waiting_;
+      moved_.notify_all();  // should the next lines fail: others have waited for this thread
+    }
+    Trackers called;
+    TraceEntry entry;
+    try {
+      called = trackers_;
+      entry = make(action, address, size_bytes, stream, pool, context);
+    } catch (...) {  // no host memory: nobody has heard of it
+      lock.unlock();
+      take_back();
+      throw;
+    }
+    std::vector<TraceEntry> before;
+    std::optional<Turn> turn;
+    if (!turn_taken_) {
+      turn.emplace(*this);
+      before.swap(untold_);
+    }
+    lock.unlock();
+    call(called, before);
+    try {
+      call_or_undo(called, entry, take_back);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+  }
+  tell();  // what others have left here meanwhile
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 // ---- calls --------------------------------------------------------------------------------------

@@ -4,18 +4,23 @@
 // so that the heap lock gives every entry its place.
 //
 // Who wants entries:
-// - the ring keeps the last ones for whoever asks (Allocator::trace), from set_history on;
+// - the ring keeps the last ones for whoever asks (Allocator::snapshot_with_traces), from
+//   set_history on;
 // - trackers are called with every entry, whether or not a history is recorded.
 //
 // Contexts (say, stack traces) are gathered before the heap lock is taken, because gathering may
-// take other locks, Python's included; see TraceCall. Trackers are called with no lock held.
+// take other locks, Python's included; see TraceCall. Trackers are called with no lock held, by one
+// thread at a time: the one that has the *turn*. Whoever comes meanwhile leaves its entries to that
+// one and goes on, as long as few are untold; where there are many, or the other has told a batch
+// already and wants to leave, it waits for the turn itself. So a slow tracker holds back those who
+// call the allocator, none of them for ever, and what is untold is bounded.
 #pragma once
 
 #include <atomic>
 #include <bitset>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,23 +30,10 @@
 #include "allocator/device/device.h"
 #include "allocator/heap_mutex.h"
 #include "allocator/pool_id.h"
+#include "allocator/trace_entry.h"
+#include "allocator/trace_ring.h"
 
 namespace limbo {
-
-enum class TraceAction : std::uint8_t {
-  kAlloc = 0,      // a block was handed out
-  kFreeRequested,  // a block was freed by its owner
-  kFreeCompleted,  // and is free memory now: at once, or when nothing reads or uses it any more
-  kSegmentAlloc,   // memory was taken from the driver
-  kSegmentFree,    // and goes back to it
-  kSnapshot,       // a snapshot was made
-  kOutOfMemory,    // an allocation failed
-};
-inline constexpr std::size_t kTraceActions = 7;
-
-// Whatever the layer above attaches to a call. Its end may come with the heap lock held: it must not
-// block and must not call the allocator.
-using CallContext = std::shared_ptr<void>;
 
 // Which calls contexts are gathered for. Each includes those before it.
 enum class ContextLevel : std::uint8_t {
@@ -49,21 +41,6 @@ enum class ContextLevel : std::uint8_t {
   kState,  // kept with blocks while they are allocated, and with segments
   kAlloc,  // kept in entries too
   kAll,    // frees, and memory given back, have one of their own
-};
-
-struct TraceEntry {
-  TraceAction action = TraceAction::kAlloc;
-  int device = 0;
-  // Of the block or segment. kOutOfMemory: what the device has free, in bytes. kSnapshot: 0.
-  std::uintptr_t address = 0;
-  // As asked for (blocks), as taken (segments), active (kSnapshot), asked for, rounded (kOutOfMemory).
-  std::size_t size_bytes = 0;
-  StreamHandle stream = nullptr;  // home of the block or segment; where an allocation failed
-  PoolId pool;
-  std::uint64_t time = 0;  // by the clock of set_trace_clock
-  CallContext context;
-  std::string compile_context;  // of the thread, see ThreadNotes
-  std::string user_metadata;
 };
 
 struct HistorySettings {
@@ -95,7 +72,12 @@ void set_trace_clock(std::uint64_t (*now)() noexcept) noexcept;
 // One device's history. `heap_lock` guards everything that says nothing else.
 class Trace {
  public:
-  Trace(int device, HeapMutex& heap_lock) noexcept : device_(device), heap_lock_(heap_lock) {}
+  // So many entries may wait for the trackers; then threads wait for them.
+  static constexpr std::size_t kMaxUntold = 1000;
+
+  // `moved` is notified when a thread gives up the turn, or begins to wait for it.
+  Trace(int device, HeapMutex& heap_lock, std::condition_variable_any& moved) noexcept
+      : device_(device), heap_lock_(heap_lock), moved_(moved) {}
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
@@ -114,7 +96,9 @@ class Trace {
   void add_tracker(std::shared_ptr<const TraceTracker> tracker) noexcept;  // there is room for it
   [[nodiscard]] bool recording() const noexcept { return settings_.enabled; }
   [[nodiscard]] ContextLevel contexts() const noexcept { return settings_.contexts; }
-  [[nodiscard]] std::vector<TraceEntry> entries() const;
+  [[nodiscard]] TraceRing::View entries() const { return ring_.view(); }
+  // How many threads wait in tell_now until the calling one, which is inside a tracker, comes out.
+  [[nodiscard]] std::size_t waiting_for_this_thread() const noexcept;
 
   // Writes an entry for everybody who wants it; does nothing if nobody does. Segments' entries are
   // for the ring alone: trackers are told of them by tell_now. Where host memory is short the entry
@@ -124,14 +108,19 @@ class Trace {
 
   // ---- caller holds no lock ----
 
-  // Calls the trackers with what has been recorded, in order, each entry once. Where another thread
-  // is at it already, that one goes on to the end. What a tracker throws is dropped.
+  // Sees to it that the trackers are called with what has been recorded, in order, each entry once:
+  // by this thread, or by the one that has the turn. Inside a tracker it never waits. What a tracker
+  // throws is dropped.
   void tell() noexcept;
 
-  // Calls the trackers with one segment's entry at once, behind what has been recorded. What one
-  // throws is thrown, when those before it have been told the opposite: all know, or none.
+  // Calls the trackers with one segment's entry before it returns, behind what has been recorded;
+  // waits for the turn. What one throws is thrown, when `take_back` has been called and those before
+  // it have been told the opposite: all know, or none. So is std::bad_alloc. Inside a tracker nothing
+  // is waited for: then the entry goes before what that thread has not told yet; and where it is
+  // another device's tracker, a second thread may be calling this one's meanwhile.
   void tell_now(TraceAction action, std::uintptr_t address, std::size_t size_bytes,
-                StreamHandle stream, PoolId pool, const CallContext& context);
+                StreamHandle stream, PoolId pool, const CallContext& context,
+                const std::function<void()>& take_back);
 
  private:
   using Trackers = std::vector<std::shared_ptr<const TraceTracker>>;
@@ -140,18 +129,29 @@ class Trace {
                                 StreamHandle stream, PoolId pool, const CallContext& context) const;
   void update_active() noexcept;
 
+  class Turn;
+  // For whoever is not first. Caller holds the heap lock.
+  [[nodiscard]] bool turn_is_free() const noexcept { return !turn_taken_ && first_waiting_ == 0; }
+  static void call(const Trackers& trackers, std::vector<TraceEntry>& entries) noexcept;
+  static void call_or_undo(const Trackers& trackers, TraceEntry& entry,
+                           const std::function<void()>& take_back);
+
   const int device_;
   HeapMutex& heap_lock_;
+  std::condition_variable_any& moved_;
   std::atomic<bool> active_{false};
   // What gather reads, also in settings_.
   std::atomic<ContextLevel> gather_for_{ContextLevel::kNever};
   std::atomic<CallContext (*)()> gather_with_{nullptr};
 
   HistorySettings settings_;
-  std::deque<TraceEntry> ring_;
+  TraceRing ring_;
   Trackers trackers_;
   std::vector<TraceEntry> untold_;  // recorded, and not told to the trackers yet
-  bool telling_ = false;            // a thread is calling them
+  bool turn_taken_ = false;         // a thread is calling them
+  bool wants_relief_ = false;       // and it has told a batch before this one
+  std::size_t waiting_ = 0;         // threads that wait for the turn
+  std::size_t first_waiting_ = 0;   // of them, those in tell_now: they are the next
 };
 
 // A call into the allocator as its history sees it: gathers the context when it begins, holds it for

@@ -137,7 +137,8 @@ TEST_F(Hits, AMissThatFindsFreeMemoryTakesOneLock) {
 TEST(Sweeps, TakeChainsWithoutWalkingAlongThem) {
   if (const char* why = cannot_step()) GTEST_SKIP() << why;
   const auto steps_with = [](std::size_t block_count) {
-    StreamDepot depot;
+    DepotRoom room(256 * kMiB);
+    StreamDepot depot(room);
     ThreadCounters counters;
     const DeviceCounters of_device;
     const auto cache = std::make_unique<StreamCache>(StreamRef{}, depot, counters, of_device);
