@@ -37,6 +37,7 @@ struct ReleaseJob {
   bool left_behind = false;        // an earlier batch may, late: its slot is never used again
   bool in_graph = false;           // that batch may have become part of a graph
   bool unknown_graph = false;      // ... of one whose end will not be told
+  bool may_run_on = false;         // work of a device left out of `streams`, as lost, may run on
 };
 
 // Nodes are made when a claim is received: giving it back never needs memory for them.

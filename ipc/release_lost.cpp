@@ -2,7 +2,8 @@
 //
 // The streams of that device do nothing any more, so no release waits for them. Those of other
 // devices go on, whichever device the mapping is for: a release still waits for them, by a batch of
-// its own where the one that it had was behind a lost stream too.
+// its own where the one that it had was behind a lost stream too. Where they are reported lost with
+// it (as on hardware), nothing tells when they end: then the end of the process gives back.
 #include <utility>
 
 #include "allocator/device/sim_device.h"
@@ -36,21 +37,50 @@ bool ReleaseQueue::names_lost(const std::vector<StreamUse>& streams, bool look) 
 
 void ReleaseQueue::leave_lost_streams(ReleaseJob& job) noexcept {
   if (lost_devices_.load(std::memory_order_acquire) == 0) return;
-  std::erase_if(job.streams, [&](const StreamUse& use) { return is_lost(use.stream.device); });
+  std::erase_if(job.streams, [&](const StreamUse& use) {
+    const int device = use.stream.device;
+    if (!is_lost(device)) return false;
+    job.may_run_on |= (may_run_on_.load(std::memory_order_relaxed) & bit_of(device)) != 0;
+    return true;
+  });
+}
+
+// A device that is lost alone has faulted itself, and the work of a device that faulted has ended.
+bool ReleaseQueue::another_is_lost(int device) noexcept {
+  try {
+    const int count = device_.device_count();
+    for (int other = 0; other < count; ++other) {
+      if (other != device && device_.is_lost(other)) return true;
+    }
+    return false;
+  } catch (const Error&) {
+    return true;  // nothing is known
+  }
 }
 
 void ReleaseQueue::end_lost(ReleaseJobs& jobs) noexcept {
-  for (ReleaseJob& job : jobs) {
+  while (!jobs.empty()) {
+    ReleaseJobs one;
+    one.splice(one.begin(), jobs, jobs.begin());
+    const std::shared_ptr<ProducerLink> link = one.front().link;
+    if (one.front().may_run_on) {
+      keep(one, "several of its GPUs report a lost context, and what one of them runs may run on");
+      link->tell_context_lost();
+      continue;
+    }
     LIMBO_FAIL_POINT("release.before_lost");
-    end_by_host(job, job.enqueued);
-    job.link->tell_context_lost();
+    end_by_host(one.front(), one.front().enqueued);
+    link->tell_context_lost();
     LIMBO_FAIL_POINT("release.after_lost");
   }
-  jobs.clear();
 }
 
 // What goes on without the lost device's streams is started again by the releaser.
 void ReleaseQueue::notice_loss(int device) noexcept {
+  if ((lost_devices_.load(std::memory_order_acquire) & bit_of(device)) == 0 &&
+      another_is_lost(device)) {
+    may_run_on_.fetch_or(bit_of(device), std::memory_order_relaxed);
+  }
   lost_devices_.fetch_or(bit_of(device), std::memory_order_acq_rel);
   ReleaseJobs lost;
   std::list<Batch> batches;

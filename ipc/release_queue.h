@@ -17,11 +17,13 @@
 // |           | refused a call, or the batch may be part of a graph    |                |
 // | failed    | another attempt: no host memory                        | releaser       |
 // | (for ever)| the end of this process: a graph uses it, and the      | nobody; one    |
-// |           | driver cannot tell of the graph's end                  | warning        |
+// |           | driver cannot tell of the graph's end; or lost devices | warning        |
 //
 // A device whose context is lost (Device::is_lost) does nothing any more: no release waits for its
 // streams. Where a block was used on no others, it is RELEASED by the host; else the release starts
 // again with those that are left. Slots whose batch may still write are never used again.
+// One GPU's fault makes the process's others report a loss too, and what runs there may run on. So
+// where others are lost as well, and who faulted cannot be told, what a device had used is kept.
 //
 // Captures: nothing of ours may become part of a graph, which would give back, at every launch, what
 // its slot holds by then. The questions and the enqueueing are one StreamQuestion, so that a capture
@@ -139,6 +141,7 @@ class ReleaseQueue {
   void leave_lost_streams(ReleaseJob& job) noexcept;
   void end_lost(ReleaseJobs& jobs) noexcept;
   void notice_loss(int device) noexcept;
+  [[nodiscard]] bool another_is_lost(int device) noexcept;
   void take_batches_behind_lost(std::list<Batch>& taken) noexcept;
   void look_for_losses(Clock::time_point now);
   void ask_globally(int device);
@@ -151,6 +154,7 @@ class ReleaseQueue {
   std::atomic<bool> stopped_{false};
   std::atomic<bool> warned_{false};
   std::atomic<std::uint64_t> lost_devices_{0};  // a bit each
+  std::atomic<std::uint64_t> may_run_on_{0};    // of those: what they had to do may not be over
   std::atomic<std::uint64_t> in_hands_{0};      // jobs that some thread has in its hands
 
   Clock::time_point next_look_for_losses_{};  // of the releaser alone

@@ -104,7 +104,12 @@ bool CudaContexts::lost(int device) noexcept {
   try {
     Entry& found = entry(device);
     if (found.lost.load(std::memory_order_relaxed)) return true;
-    if (found.context.load(std::memory_order_acquire) == nullptr) return false;
+    if (found.context.load(std::memory_order_acquire) == nullptr) {
+      unsigned flags = 0;
+      int active = 0;
+      const CUresult asked = driver_.cuDevicePrimaryCtxGetState(found.handle, &flags, &active);
+      if (!is_sticky(asked) && active == 0) return false;  // nobody has used it
+    }
     if (!is_sticky(ask(device, found))) return false;
     found.lost.store(true, std::memory_order_relaxed);
     return true;
