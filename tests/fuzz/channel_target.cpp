@@ -34,8 +34,9 @@ constexpr int kAnswerWithin_ms = 30'000;  // of a busy machine
 // a time.
 constexpr std::size_t kMostLeases = 800;
 
-// All peers are of this process.
-constexpr ChannelBounds kBounds{.leases = 2 * kMostLeases, .strangers = 2 * kMostLeases};
+// All peers are of this process; what waits of one connection is bounded so that it is met.
+constexpr ChannelBounds kBounds{
+    .leases = 2 * kMostLeases, .strangers = 2 * kMostLeases, .undone = 4, .unheard = 3};
 
 // One that says that its line proves nothing would keep its lease until its process ends, which is
 // this one: that flag is taken out of whatever may be a hello.
