@@ -2,7 +2,7 @@
 
 namespace limbo {
 
-ConsumerRow::ConsumerRow(RowView row) : row_(row) {
+ConsumerRow::ConsumerRow(RowView row) : row_(row), free_(row.claims()), noted_(row.claims()) {
   for (std::uint32_t slot = 0; slot < row_.claims(); ++slot) free_.push_back(slot);
 }
 
@@ -34,12 +34,12 @@ std::optional<std::uint32_t> ConsumerRow::reads_free() const {
   return std::nullopt;
 }
 
-void ConsumerRow::untake(std::uint32_t slot) {
+void ConsumerRow::untake(std::uint32_t slot) noexcept {
   const std::lock_guard lock(mutex_);
   free_.push_front(slot);
 }
 
-void ConsumerRow::released(std::uint32_t slot) {
+void ConsumerRow::released(std::uint32_t slot) noexcept {
   const std::lock_guard lock(mutex_);
   noted_.push_back(slot);
 }
@@ -53,7 +53,7 @@ void ConsumerRow::retire(std::uint32_t) {
 // yet ends the search; all are looked at only when there is no other.
 void ConsumerRow::strike_off() {
   protocol::StdMemory memory;
-  for (std::size_t left = noted_.size(); left > 0; --left) {
+  for (std::uint32_t left = noted_.size(); left > 0; --left) {
     const std::uint32_t slot = noted_.front();
     const bool is_free = protocol::slot_is_free(memory, row_, slot);
     if (!is_free && !free_.empty()) break;
@@ -83,7 +83,7 @@ bool ConsumerRow::waits_for_producer() {
 
 std::uint32_t ConsumerRow::occupied() {
   const std::lock_guard lock(mutex_);
-  return used() - static_cast<std::uint32_t>(noted_.size()) - retired_;
+  return used() - noted_.size() - retired_;
 }
 
 }  // namespace limbo

@@ -11,13 +11,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "ipc/protocol/claim.h"
 #include "ipc/protocol/mistakes.h"
+#include "ipc/slot_queue.h"
 #include "ipc/views.h"
 
 namespace limbo {
@@ -34,11 +33,11 @@ class ConsumerRow {
   // True when no slot is held or landing: then none is taken any more.
   [[nodiscard]] bool close_if_unused();
   // Gives a slot back that was never HELD.
-  void untake(std::uint32_t slot);
+  void untake(std::uint32_t slot) noexcept;
 
   // RELEASED was stored by the host or read: the slot waits for the producer to free it. (A slot
   // whose word may still change behind our back is never passed here, and so never taken again.)
-  void released(std::uint32_t slot);
+  void released(std::uint32_t slot) noexcept;
   // The slot is never used again: a write that may still come would end a later claim.
   void retire(std::uint32_t slot);
   // Whether the release of `slot` has landed.
@@ -63,16 +62,14 @@ class ConsumerRow {
  private:
   void strike_off();
   [[nodiscard]] std::optional<std::uint32_t> reads_free() const;
-  [[nodiscard]] std::uint32_t used() const noexcept {
-    return row_.claims() - static_cast<std::uint32_t>(free_.size());
-  }
+  [[nodiscard]] std::uint32_t used() const noexcept { return row_.claims() - free_.size(); }
 
   const RowView row_;
   std::atomic<std::uint64_t> number_{0};
 
   std::mutex mutex_;  // a leaf; guards what follows
-  std::deque<std::uint32_t> free_;
-  std::deque<std::uint32_t> noted_;  // RELEASED or FREE was read
+  SlotQueue free_;
+  SlotQueue noted_;  // RELEASED or FREE was read
   std::uint32_t retired_ = 0;
   bool bell_rung_ = false;
   bool closed_ = false;

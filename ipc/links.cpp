@@ -13,9 +13,17 @@ Links::Links(Device& device, const Incarnation& own, ServiceThread& reaper, Serv
   reaper_.post([this] {
     reaper_.add_periodic([this](ServiceThread::Clock::time_point now) { return run(now); });
   });
+  unmapper_.post([this] {
+    unmapper_.add_periodic([this](ServiceThread::Clock::time_point)
+                               -> std::optional<ServiceThread::Clock::time_point> {
+      drop_unwatched();
+      return std::nullopt;
+    });
+  });
 }
 
 std::optional<ServiceThread::Clock::time_point> Links::run(ServiceThread::Clock::time_point now) {
+  unwatch_forgotten();
   std::optional<ServiceThread::Clock::time_point> next;
   for (const auto& link : all()) {
     const auto wanted = link->run(reaper_, now);
@@ -123,15 +131,36 @@ void Links::leave() noexcept {
 }
 
 void Links::forget(std::shared_ptr<ProducerLink> link) {
+  std::list<std::shared_ptr<ProducerLink>> one{link};
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [&](const Entry& entry) { return entry.link == link; });
     if (link->has_sent_on()) sent_on_.emplace_back(link->producer(), link->lease_number());
+    std::erase_if(entries_, [&](const Entry& entry) { return entry.link == link; });
+    forgotten_.splice(forgotten_.end(), one);
   }
-  reaper_.post([this, link = std::move(link)]() mutable {
-    link->unwatch(reaper_);
-    unmapper_.post([last = std::move(link)]() mutable { last.reset(); });
-  });
+  link.reset();
+  reaper_.ring();
+}
+
+void Links::unwatch_forgotten() {
+  std::list<std::shared_ptr<ProducerLink>> forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    forgotten.swap(forgotten_);
+  }
+  if (forgotten.empty()) return;
+  for (const auto& link : forgotten) link->unwatch(reaper_);
+  {
+    const std::lock_guard lock(mutex_);
+    unwatched_.splice(unwatched_.end(), forgotten);
+  }
+  unmapper_.ring();
+}
+
+void Links::drop_unwatched() {
+  std::list<std::shared_ptr<ProducerLink>> last;  // they go without the lock
+  const std::lock_guard lock(mutex_);
+  last.swap(unwatched_);
 }
 
 }  // namespace limbo

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -28,7 +29,8 @@ class Links {
   [[nodiscard]] std::vector<std::shared_ptr<ProducerLink>> all();
 
   // Forgets a link that cannot be used any more. The caller has seen that nothing of it is held,
-  // landing or mapped. Its tables are unmapped on the unmapper, which may wait for kernels.
+  // landing or mapped. The reaper ends its watches; then its tables are unmapped on the unmapper, which
+  // may wait for kernels. Where it throws (there is no memory) nothing has changed.
   void forget(std::shared_ptr<ProducerLink> link);
 
   // Whether this process has sent on by that lease, also when the link is forgotten.
@@ -54,6 +56,10 @@ class Links {
 
   [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address,
                                                       const Decline& promised);
+  // The reaper ends the watches of forgotten links, and passes them to the unmapper.
+  void unwatch_forgotten();
+  // The unmapper's periodic.
+  void drop_unwatched();
   // The reaper's periodic: makes no device call.
   [[nodiscard]] std::optional<ServiceThread::Clock::time_point> run(
       ServiceThread::Clock::time_point now);
@@ -64,10 +70,12 @@ class Links {
   ServiceThread& unmapper_;
   Holdings holdings_;
 
-  std::mutex mutex_;  // guards entries_; nothing is called under it
+  std::mutex mutex_;  // guards what follows; nothing is called under it
   std::condition_variable connected_;
   std::vector<Entry> entries_;
   std::vector<std::pair<Incarnation, std::uint32_t>> sent_on_;  // leases of forgotten links
+  std::list<std::shared_ptr<ProducerLink>> forgotten_;          // watched still
+  std::list<std::shared_ptr<ProducerLink>> unwatched_;
   bool left_ = false;
 };
 

@@ -11,6 +11,7 @@
 #include "ipc/links.h"
 #include "tests/unit/allocator_support.h"
 #include "tests/unit/channel_support.h"
+#include "tests/unit/short_host_memory.h"
 #include "tests/unit/sim_support.h"
 
 namespace limbo {
@@ -32,7 +33,18 @@ class ProducerLinkTest : public BalancedTest {
       header->incarnation_high.store(incarnation.high);
       header->incarnation_low.store(incarnation.low);
     }
-    ~World() { ::unlinkat(directory.fd(), "played.sock", 0); }
+    ~World() {
+      forget_all();
+      ::unlinkat(directory.fd(), "played.sock", 0);
+    }
+    // What is forgotten is gone when nobody looks at it any more.
+    void forget_all() {
+      for (auto& link : links.all()) {
+        const std::weak_ptr<ProducerLink> gone = link;
+        links.forget(std::move(link));
+        EXPECT_TRUE(eventually([&] { return gone.expired(); }));
+      }
+    }
 
     std::unique_ptr<SimDevice> sim = make_sim();
     const RuntimeDirectory directory = RuntimeDirectory::open_own();
@@ -157,9 +169,31 @@ TEST_F(ProducerLinkTest, TablesBeyondWhatAnyCanBeAreRefusedWithTheirSize) {
     }
     EXPECT_NE(text.find(std::to_string(says.*which)), std::string::npos) << text;
     EXPECT_NE(text.find(std::to_string(kMostCapacities.*which)), std::string::npos) << text;
-    const auto link = connect();
-    EXPECT_TRUE(link->usable());
-    world_->links.forget(link);
+    EXPECT_TRUE(connect()->usable());
+    world_->forget_all();
+  }
+}
+
+// Its watches are the reaper's: nobody else may end them.
+TEST_F(ProducerLinkTest, HostMemoryThatRunsOutForgetsAllOfALinkOrNothing) {
+  bool done = false;
+  for (long n = 1; !done; ++n) {
+    ASSERT_LT(n, 100);
+    auto link = connect();
+    const std::weak_ptr<ProducerLink> gone = link;
+    {
+      auto passed = link;
+      const ShortHostMemory memory(n);
+      try {
+        world_->links.forget(std::move(passed));
+      } catch (const std::bad_alloc&) {
+      }
+      done = !memory.failed();
+    }
+    EXPECT_EQ(world_->links.all().size(), done ? 0U : 1U);
+    link.reset();
+    world_->forget_all();
+    EXPECT_TRUE(eventually([&] { return gone.expired(); }));
   }
 }
 
