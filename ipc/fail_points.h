@@ -44,7 +44,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"receive.after_wait", true},
     {"release.before_enqueue", true},
     {"release.after_enqueue"},
-    {"release.before_late"},
+    {"release.before_late", true},
     {"release.before_keep"},
     {"release.after_park"},
     {"release.when_idle"},

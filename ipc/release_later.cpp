@@ -12,27 +12,33 @@
 namespace limbo {
 // ---- many in one batch ------------------------------------------------------------------------
 
-// As many as fit: an operation for each claim and each group that they are in, one for the row.
+// As many as fit: an operation for each claim and each group that they are in, one for the row. Where
+// it throws they wait as before.
 void ReleaseQueue::take_alike(const Alike& key, ReleaseJobs& jobs) {
   std::set<std::uint32_t> groups;
   const std::lock_guard lock(mutex_);
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return;
   ReleaseJobs& group = found->second;
-  while (!group.empty()) {
-    groups.insert(group.front().release.slot / protocol::kGroupClaims);
-    if (1 + groups.size() + jobs.size() + 1 > Device::kMaxBatchOperations) break;
-    jobs.splice(jobs.end(), group, group.begin());
+  auto end = group.begin();
+  for (std::size_t count = 0; end != group.end(); ++end, ++count) {
+    groups.insert(end->release.slot / protocol::kGroupClaims);
+    if (1 + groups.size() + count + 1 > Device::kMaxBatchOperations) break;
   }
+  jobs.splice(jobs.end(), group, group.begin(), end);
   if (group.empty()) waiting_.erase(found);
   in_hands_.fetch_add(jobs.size());
 }
 
 // False: nothing has changed.
-bool ReleaseQueue::enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room) {
-  const StreamQuestion question(device_);
-  if (way_of(one.front().jobs.front(), false, question) != Way::kEnqueue) return false;
-  LIMBO_FAIL_POINT("release.before_late");
+bool ReleaseQueue::enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room) noexcept {
+  try {
+    const StreamQuestion question(device_);
+    if (way_of(one.front().jobs.front(), false, question) != Way::kEnqueue) return false;
+    LIMBO_FAIL_POINT("release.before_late");
+  } catch (const std::exception&) {
+    return false;  // no host memory, most likely
+  }
   one.front().room = std::move(room);
   enqueue(one);
   return true;
@@ -46,6 +52,8 @@ void ReleaseQueue::enqueue_waiting() {
   }
   for (const Alike& key : keys) {
     while (true) {
+      std::list<Batch> batch(1);
+      ReleaseJobs& jobs = batch.front().jobs;
       std::optional<StreamRoom::Taken> room;
       try {
         room = room_.take(key.streams, true, key.streams.front().stream.device);
@@ -53,9 +61,12 @@ void ReleaseQueue::enqueue_waiting() {
       } catch (const Error&) {
         // No lane can be made: each goes its own way, which meets the device too.
       }
-      std::list<Batch> batch(1);
-      ReleaseJobs& jobs = batch.front().jobs;
-      take_alike(key, jobs);
+      try {
+        take_alike(key, jobs);
+      } catch (...) {
+        if (room) room_.give_back(*room);
+        throw;
+      }
       const std::uint64_t count = jobs.size();
       if (count > 0 && room && enqueue_late(batch, *room)) {
         // On its way.

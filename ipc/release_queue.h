@@ -130,7 +130,7 @@ class ReleaseQueue {
 
   // ---- what takes its time (release_later.cpp)
   void enqueue_waiting();
-  [[nodiscard]] bool enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room);
+  [[nodiscard]] bool enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room) noexcept;
   void take_alike(const Alike& key, ReleaseJobs& jobs);
   void end_by_host(ReleaseJob& job, bool may_still_write) noexcept;
   void keep(ReleaseJobs& jobs, const char* why) noexcept;

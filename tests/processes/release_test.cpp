@@ -76,6 +76,23 @@ TEST_F(ReleaseTest, AFullStreamHoldsUpNoOther) {
   expect_all_back();
 }
 
+// A late batch that cannot be made, for want of host memory most likely, is none of which a release
+// is lost.
+TEST_F(ReleaseTest, ALateBatchThatFailsIsMadeAnew) {
+  constexpr int kMessages = 400;
+  sender_.allocate("b", kMiB, 1);
+  const std::string messages = sender_.call("repeat " + std::to_string(kMessages) + " share b -1");
+  reader_.use_stream("s");
+  reader_.call("receive_many r " + messages);
+  reader_.write_for("r0", 3, milliseconds(1000));
+  reader_.set_fail_points("release.before_late=error");
+  reader_.call("repeat " + std::to_string(kMessages) + " drop r%");
+  EXPECT_TRUE(reader_.becomes("releases_pending", 0));
+  EXPECT_TRUE(sender_.becomes("held_claims", 0));
+  sender_.free("b");
+  expect_all_back();
+}
+
 // While late releases of the one direction wait, the other goes on: sweeps, time limits, collects.
 TEST_F(ReleaseTest, ASenderWhoseOwnReleasesWaitStillCollects) {
   LIMBO_NEEDS_SIMULATED_DEVICE();
