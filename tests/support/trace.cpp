@@ -38,7 +38,8 @@ std::string contents(const std::filesystem::path& path) {
 }
 #else
 std::string contents(const std::filesystem::path& path) {
-  if (path.extension() == ".gz") fail(path, "is compressed, and the tests were built without zlib");
+  if (path.extension() == ".gz")
+    fail(path, "is compressed, and the tests were built without zlib: install zlib1g-dev");
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(path, "cannot be opened");
   return {std::istreambuf_iterator<char>(file), {}};
