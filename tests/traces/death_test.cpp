@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "ipc/lease_watch.h"
 #include "ipc/life_line.h"
 #include "ipc/owned_fd.h"
 #include "ipc/packet.h"
@@ -49,11 +50,6 @@ TEST_F(NoLifeline, WhatADeadReaderStillWritesIsNotReused) {
 
 // ---- a child that has the driver's files keeps the life line of its parent too ----------------------
 
-bool closed_everywhere(int far_end) {
-  char byte = 0;
-  return ::recv(far_end, &byte, 1, MSG_DONTWAIT) == 0;
-}
-
 // The process that dies: has the driver's files, and a child that has them too. Sends its life line's
 // far end and the child's number.
 [[noreturn]] void parent_that_ends(int to) {
@@ -89,9 +85,9 @@ LIMBO_CHILD_ROLE(watches_a_life_line) {
   pid_t grandchild = 0;
   std::memcpy(&grandchild, packet.bytes.data(), sizeof(grandchild));
   const int line = packet.descriptors.at(0).get();
-  child.send(closed_everywhere(line) ? "closed" : "open");
+  child.send(is_life_line_closed(line) ? "closed" : "open");
   ::kill(grandchild, SIGKILL);
-  child.send(eventually([&] { return closed_everywhere(line); }) ? "closed" : "open");
+  child.send(eventually([&] { return is_life_line_closed(line); }) ? "closed" : "open");
   return 0;
 }
 
