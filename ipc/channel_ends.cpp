@@ -20,6 +20,7 @@ constexpr int kMostLastMessages = 1024;
 
 // A lease whose tables were not handed out: there is nothing that its consumer could hold.
 void Channel::Impl::give_up(std::uint64_t id) {
+  hear_out(id);  // what it declines
   worker.post([this, lease = *peers.at(id).lease] {
     keeper.lease_gone(lease, "it was handed nothing");
     keeper.lease_quiet(lease);
@@ -86,6 +87,12 @@ void Channel::Impl::look_at(std::uint64_t id) {
   }
   LIMBO_FAIL_POINT("peer.after_gone");
   if (!quiet_at || *quiet_at > now) return;
+  const std::uint32_t flags = peer.watch->life_line_flags();
+  hear_out(id);  // its last word may be that its life line proves less
+  if (peer.watch->life_line_flags() != flags) {
+    look_at(id);
+    return;
+  }
   end_lease(id);
   LIMBO_FAIL_POINT("peer.after_quiet");
 }

@@ -109,6 +109,8 @@ bool Channel::Impl::take_of_lease(ChannelPeer& peer, MessageType type, ByteSpan 
     post_once(peer, Backlog::kLostContext, [this, lease] { keeper.context_lost(lease); });
   } else if (type == MessageType::kBye) {
     take_bye(peer);
+  } else if (ProvesLess less; type == MessageType::kProvesLess && decode(bytes, less)) {
+    peer.watch->proves_less(less.life_line_flags);
   } else if (Decline decline; type == MessageType::kDecline && decode(bytes, decline)) {
     post_for(peer, [this, lease, decline] {
       keeper.decline(lease, decline.export_index, decline.generation);

@@ -1,7 +1,6 @@
 #include "ipc/connection.h"
 
 #include <exception>
-#include <utility>
 
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
@@ -12,14 +11,14 @@ namespace limbo {
 Connection::Connection(Connection&& other) noexcept
     : socket_(std::move(other.socket_)),
       greeted_(std::exchange(other.greeted_, false)),
-      owed_(std::exchange(other.owed_, std::nullopt)) {}
+      owed_(std::move(other.owed_)) {}
 
 Connection& Connection::operator=(Connection&& other) noexcept {
   if (this == &other) return *this;
   end();
   socket_ = std::move(other.socket_);
   greeted_ = std::exchange(other.greeted_, false);
-  owed_ = std::exchange(other.owed_, std::nullopt);
+  owed_ = std::move(other.owed_);
   return *this;
 }
 
@@ -31,7 +30,9 @@ void Connection::bye() noexcept {
   if (!std::exchange(greeted_, false) || fork_guard::is_forked_child()) return;
   LIMBO_FAIL_POINT("bye.before_send");
   try {
-    if (const auto owed = std::exchange(owed_, std::nullopt)) (void)send(encode(*owed));
+    if (const auto owed = std::move(owed_)) {
+      for (const Decline& message : owed->end()) (void)send(encode(message));
+    }
     (void)send(encode_bye());
   } catch (const std::exception&) {
     // No memory for a message: the lease ends with this process, the promise by its time limit.

@@ -5,13 +5,41 @@
 // end. The producer believes it only as far as the row bears it out.
 #pragma once
 
-#include <optional>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "ipc/messages.h"
 #include "ipc/owned_fd.h"
 
 namespace limbo {
+
+// The messages that somebody makes a connection for: where it comes to nothing, they are declined.
+// Thread-safe.
+class PromisedMessages {
+ public:
+  explicit PromisedMessages(const Decline& first) : messages_{first} {}
+
+  // One more. False: too late, they are declined already.
+  bool add(const Decline& message) {
+    const std::lock_guard lock(mutex_);
+    if (!ended_) messages_.push_back(message);
+    return !ended_;
+  }
+  // No more come. The second time there are none.
+  [[nodiscard]] std::vector<Decline> end() noexcept {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    return std::exchange(messages_, {});
+  }
+
+ private:
+  std::mutex mutex_;  // guards what follows; a leaf
+  bool ended_ = false;
+  std::vector<Decline> messages_;
+};
 
 class Connection {
  public:
@@ -31,8 +59,8 @@ class Connection {
 
   // From here on the other end knows us: the end is told. Until then nothing is said.
   void has_said_hello() noexcept { greeted_ = true; }
-  // What is declined if the connection ends before settle(): the message that it was made for.
-  void owe(const Decline& message) noexcept { owed_ = message; }
+  // What is declined if the connection ends before settle(): the messages that it was made for.
+  void owe(std::shared_ptr<PromisedMessages> messages) noexcept { owed_ = std::move(messages); }
   void settle() noexcept { owed_.reset(); }
 
   // Says bye, once. The producer closes the connection when it agrees.
@@ -43,7 +71,7 @@ class Connection {
 
   OwnedFd socket_;
   bool greeted_ = false;
-  std::optional<Decline> owed_;
+  std::shared_ptr<PromisedMessages> owed_;
 };
 
 }  // namespace limbo

@@ -25,6 +25,17 @@ bool ConsumerRow::close_if_unused() {
   return closed_;
 }
 
+bool ConsumerRow::close_unless_occupied() {
+  const std::lock_guard lock(mutex_);
+  closed_ = closed_ || used() == noted_.size() + retired_;
+  return closed_;
+}
+
+bool ConsumerRow::is_closed() {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 // What a consumer without a list of its releases would take.
 std::optional<std::uint32_t> ConsumerRow::reads_free() const {
   protocol::StdMemory memory;

@@ -30,8 +30,11 @@ class ConsumerRow {
   // A free slot for a claim; nothing when there is none. Strikes off what the producer has freed
   // when half of the row or more is in use.
   [[nodiscard]] std::optional<std::uint32_t> take();
-  // True when no slot is held or landing: then none is taken any more.
+  // True when no slot is held, landing or retired: then none is taken any more.
   [[nodiscard]] bool close_if_unused();
+  // The same where slots may be retired: true when none is occupied.
+  [[nodiscard]] bool close_unless_occupied();
+  [[nodiscard]] bool is_closed();
   // Gives a slot back that was never HELD.
   void untake(std::uint32_t slot) noexcept;
 

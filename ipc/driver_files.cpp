@@ -111,6 +111,21 @@ DriverFiles own_driver_files() noexcept {
   return files_below("/proc/self/fd");
 }
 
+bool own_driver_file_below(int number) noexcept {
+  const OwnedFd directory(::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.valid()) return true;
+  for (int fd = 0; fd < number; ++fd) {
+    char name[24] = "";
+    append(name, fd, "");
+    char link[256];
+    const ssize_t length = ::readlinkat(directory.get(), name, link, sizeof(link) - 1);
+    if (length < 0) continue;  // no such number
+    link[length] = '\0';
+    if (is_driver_link(link)) return true;
+  }
+  return false;
+}
+
 bool descendant_has_driver_files() noexcept {
   const int self = ::getpid();
   bool found = false;

@@ -34,7 +34,8 @@ void check_capacities(const Call& call, const Capacities& theirs) {
 }  // namespace
 
 Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
-                      std::chrono::milliseconds deadline, const std::optional<Decline>& promised) {
+                      std::chrono::milliseconds deadline,
+                      std::shared_ptr<PromisedMessages> promised) {
   Call call(address, deadline, kSender);
   Hello hello;
   hello.incarnation = own;
@@ -45,7 +46,7 @@ Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
   LIMBO_FAIL_POINT("connect.after_hello");
   call.connection().has_said_hello();
   // Before the answer: one that cannot be taken ends the connection, and the promise with it.
-  if (promised) call.connection().owe(*promised);
+  call.connection().owe(std::move(promised));
 
   MessageType type{};
   Packet packet = call.answer(type);
@@ -62,6 +63,7 @@ Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
   result.socket = call.take_connection();
   result.lease_number = welcome.lease_number;
   result.life_line_flags = welcome.life_line_flags;
+  result.told_life_line_flags = hello.life_line_flags;
   result.capacities = welcome.capacities;
   result.ledger = std::move(packet.descriptors[0]);
   result.timelines = std::move(packet.descriptors[1]);

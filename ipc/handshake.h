@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <optional>
+#include <memory>
 
 #include "ipc/call.h"
 #include "ipc/channel.h"
@@ -19,7 +19,8 @@ struct Handshake {
   std::int64_t pid = 0;  // for people only
   OwnedFd pidfd;
   OwnedFd life_line;
-  std::uint32_t life_line_flags = 0;
+  std::uint32_t life_line_flags = 0;       // of the producer's
+  std::uint32_t told_life_line_flags = 0;  // of this process's own, in hello
   std::uint32_t lease_number = 0;
   Capacities capacities;
   OwnedFd ledger;         // read-only
@@ -31,10 +32,10 @@ struct Handshake {
 // Connects and says hello; waits for the answer, at most `deadline` in all. Throws kProducerExited
 // when nobody listens there any more, kNoChannel (with the path and the cause) when it cannot be
 // reached, speaks another version or does not answer in time (a stopped process does not), and what
-// the producer refuses with. `promised`: the message that the connection is wanted for; the
-// connection declines it if it ends before settle().
+// the producer refuses with. `promised`: the messages that the connection is wanted for; the
+// connection declines them if it ends before settle().
 [[nodiscard]] Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
                                     std::chrono::milliseconds deadline = kHandshakeDeadline,
-                                    const std::optional<Decline>& promised = std::nullopt);
+                                    std::shared_ptr<PromisedMessages> promised = nullptr);
 
 }  // namespace limbo

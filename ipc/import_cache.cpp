@@ -1,42 +1,31 @@
 #include "ipc/import_cache.h"
 
+#include <limits>
+
 #include "ipc/fail_points.h"
 #include "ipc/protocol/mistakes.h"
 
 namespace limbo {
+
+using protocol::makes;
+using protocol::Mistake;
 
 std::atomic<std::uint64_t> ImportCache::uses_{0};
 
 ImportCache::ImportCache(Device& device, RowView row, LedgerView ledger)
     : device_(device), row_(row), ledger_(ledger) {}
 
-Mapping* ImportCache::hold(const PieceFacts& piece, int device) {
-  Mapping* mapping = find_or_make(piece, device);
-  try {
-    LIMBO_FAIL_POINT("receive.after_mark_mapped");
-    const std::lock_guard opening(mapping->opening_);
-    if (mapping->base() == nullptr) open(*mapping);
-    LIMBO_FAIL_POINT("receive.after_open");
-  } catch (...) {
-    let_go(mapping);
-    throw;
-  }
-  return mapping;
-}
-
-Mapping* ImportCache::find_or_make(const PieceFacts& piece, int device) {
+Mapping* ImportCache::hold(const PieceName& piece, int device) {
   const std::lock_guard lock(mutex_);
-  const Key key{piece.index, piece.generation, device};
-  auto entry = table_.find(key);
-  if (entry == table_.end()) {
-    auto& mappings = mappings_of_[piece.index];
-    // Marked already where another device maps it: to mark it again would take back that it is open.
-    const auto other = table_.lower_bound(Key{piece.index, piece.generation, 0});
-    const bool marked = other != table_.end() && std::get<0>(other->first) == piece.index &&
-                        std::get<1>(other->first) == piece.generation;
-    entry = table_.emplace(key, std::make_unique<Mapping>(piece, device)).first;
-    ++mappings;
-    if (!marked) mark(*entry->second);
+  auto [entry, is_new] = table_.try_emplace(Key{piece, device});
+  if (is_new) {
+    try {
+      entry->second = std::make_unique<Mapping>(piece, device);
+    } catch (...) {
+      table_.erase(entry);
+      throw;
+    }
+    store_mark(piece);  // which may have said OPEN, of another device's
   }
   Mapping& mapping = *entry->second;
   ++mapping.holds_;
@@ -44,21 +33,44 @@ Mapping* ImportCache::find_or_make(const PieceFacts& piece, int device) {
   return &mapping;
 }
 
-void ImportCache::open(Mapping& mapping) {
-  void* base = device_.open_memory(mapping.device_, mapping.piece_.handle);
-  mapping.base_.store(base, std::memory_order_release);
+bool ImportCache::open(Mapping& mapping, const PieceFacts& piece) {
+  if (mapping.base() == nullptr) begin(mapping, piece);
+  LIMBO_FAIL_POINT("receive.after_mark_mapped");
+  const std::lock_guard opening(mapping.opening_);
+  const bool opens = mapping.base() == nullptr;
+  if (opens) {
+    void* base = device_.open_memory(mapping.device_, piece.handle);
+    const std::lock_guard lock(mutex_);
+    mapping.base_.store(base, std::memory_order_release);
+    store_mark(mapping.piece_);
+    ++counts_.opens;
+    ++counts_.mapped;
+  }
+  LIMBO_FAIL_POINT("receive.after_open");
+  return opens;
+}
+
+// The mark is behind HELD and its dirty words and before the open; the release of the claim, and so
+// everything that the producer concludes from it, comes after it.
+void ImportCache::begin(Mapping& mapping, const PieceFacts& piece) {
   const std::lock_guard lock(mutex_);
-  store_mark(mapping, kMarkMapped | kMarkOpen);
-  ++counts_.opens;
-  ++counts_.mapped;
+  if (mapping.begun_) return;
+  ++mappings_of_[mapping.piece_];
+  mapping.begun_ = true;
+  mapping.size_bytes_ = piece.size_bytes;
+  store_mark(mapping.piece_);
 }
 
 bool ImportCache::let_go(Mapping* mapping) noexcept {
   const std::lock_guard lock(mutex_);
   if (--mapping->holds_ > 0) return false;
   if (mapping->base() != nullptr) return true;
-  unmark(*mapping);  // it was never opened
-  table_.erase(key_of(*mapping));
+  const auto taken = table_.extract(key_of(*mapping));  // it was never opened
+  if (mapping->begun_) {
+    end(*mapping);
+  } else {
+    store_mark(mapping->piece_);
+  }
   return false;
 }
 
@@ -67,11 +79,11 @@ std::vector<ImportCache::Idle> ImportCache::idle() {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, mapping] : table_) {
     if (mapping->holds_ > 0) continue;
-    const PieceFacts& piece = mapping->piece_;
+    const PieceName& piece = mapping->piece_;
     const std::uint64_t word = ledger_.piece(piece.index).word.load(std::memory_order_acquire);
     const bool wanted = piece_generation(word) != piece.generation ||
                         (word & kPieceUnmapWanted) != 0 || (word & kPieceInUse) == 0;
-    idle.push_back({mapping.get(), piece.size_bytes, mapping->last_use_, wanted});
+    idle.push_back({mapping.get(), mapping->size_bytes_, mapping->last_use_, wanted});
   }
   return idle;
 }
@@ -83,6 +95,7 @@ void ImportCache::close(Mapping* mapping) {
     auto& closing = closing_[mapping];
     auto taken = table_.extract(key_of(*mapping));
     closing = std::move(taken.mapped());
+    store_mark(mapping->piece_);
   }
   // Nobody else finds it any more. A close that fails leaves the mapping in place, so the mark must
   // stay as well: the entry is kept among the closing ones for good.
@@ -93,7 +106,7 @@ void ImportCache::close(Mapping* mapping) {
     const std::lock_guard lock(mutex_);
     ++counts_.closes;
     --counts_.mapped;
-    unmark(*mapping);
+    end(*mapping);
     closing_.erase(mapping);
   }
   LIMBO_FAIL_POINT("unmap.after_clear");
@@ -104,23 +117,36 @@ ImportCounts ImportCache::counts() {
   return counts_;
 }
 
-// The mark is behind HELD and its dirty words and before the open; the release of the claim, and so
-// everything that the producer concludes from it, comes after it.
-void ImportCache::mark(const Mapping& mapping) {
-  store_mark(mapping, kMarkMapped);
-}
-
-void ImportCache::store_mark(const Mapping& mapping, std::uint64_t flags) {
-  row_.mapped(mapping.piece_.index)
-      ->store(mark_word(mapping.piece_.generation, flags), std::memory_order_release);
-}
-
-void ImportCache::unmark(const Mapping& mapping) {
-  const auto count = mappings_of_.find(mapping.piece_.index);
+// It is out of the table, and not open.
+void ImportCache::end(const Mapping& mapping) {
+  const auto count = mappings_of_.find(mapping.piece_);
   const bool last = --count->second == 0;
+  if (!last && makes(Mistake::kMarkClearedLate)) {
+    row_.mapped(mapping.piece_.index)
+        ->store(mark_word(mapping.piece_.generation, 0), std::memory_order_release);
+    return;
+  }
+  store_mark(mapping.piece_);
   if (last) mappings_of_.erase(count);
-  if (!last && !protocol::makes(protocol::Mistake::kMarkClearedLate)) return;
-  store_mark(mapping, 0);
+}
+
+bool ImportCache::all_open(const PieceName& piece) const {
+  bool any = false;
+  auto entry = table_.lower_bound(Key{piece, std::numeric_limits<int>::min()});
+  for (; entry != table_.end() && entry->first.first == piece; ++entry) {
+    if (entry->second->base() == nullptr) return false;
+    any = true;
+  }
+  return any;
+}
+
+// Of a piece that nobody has begun to map, which may not be one at all, nothing is said.
+void ImportCache::store_mark(const PieceName& piece) {
+  const auto count = mappings_of_.find(piece);
+  if (count == mappings_of_.end()) return;
+  const std::uint64_t flags =
+      count->second == 0 ? 0 : kMarkMapped | (all_open(piece) ? kMarkOpen : 0);
+  row_.mapped(piece.index)->store(mark_word(piece.generation, flags), std::memory_order_release);
 }
 
 }  // namespace limbo

@@ -5,22 +5,34 @@
 // cleared after it has been closed.
 //
 // Who may open and close:
+// - A receive has its mapping in the table, with a hold, before its claim is HELD: so no mapping is
+//   closed that a claim which is HELD names, also where that claim is on its way to it still.
 // - One lock per mapping covers the opening, so that threads which want the same piece at once open
 //   it once; different pieces open side by side.
 // - A mapping is closed only when no claim that names it is held or landing (`holds` is 0), and only
 //   by the unmapper. It is taken out of the table first: closing can wait for kernels, and whoever
 //   needs the piece meanwhile opens it anew (the driver counts opens) and never waits.
-// - So a piece can have several mappings at a time (one being closed, or one per device). The mark
-//   is cleared when the last of them is gone: the count and the mark change under the table's lock.
-//   Until the newest of them is open, it says OPENING.
+// - So a piece can have several mappings at a time: some being closed, one per device.
+//
+// What the mark says, which changes under the table's lock. To the piece's owner MAPPED means that the
+// memory must not go back to the driver, and OPEN that whatever it has noted is opened without it: it
+// may end.
+//
+// | mark          | there is                                                                      |
+// |---------------|-------------------------------------------------------------------------------|
+// | 0             | no mapping that an opening was begun for                                      |
+// | MAPPED        | one; and one in the table is yet to be opened, for whatever device, or the    |
+// |               | table has none: it is being closed                                            |
+// | MAPPED, OPEN  | one in the table, and all there are open                                      |
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "allocator/device/device.h"
@@ -38,25 +50,35 @@ struct PieceFacts {
   MemoryHandle handle;
 };
 
+// Which piece, by a message's word: nothing is believed of it until its claim stands.
+struct PieceName {
+  std::uint32_t index = 0;
+  std::uint64_t generation = 0;
+
+  friend auto operator<=>(const PieceName&, const PieceName&) = default;
+};
+
 // One mapping of one piece for one device.
 class Mapping {
  public:
-  Mapping(const PieceFacts& piece, int device) : piece_(piece), device_(device) {}
+  Mapping(const PieceName& piece, int device) : piece_(piece), device_(device) {}
 
+  // Null: it is not open yet.
   [[nodiscard]] void* base() const noexcept { return base_.load(std::memory_order_acquire); }
-  [[nodiscard]] const PieceFacts& piece() const noexcept { return piece_; }
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
   friend class ImportCache;
 
-  const PieceFacts piece_;
+  const PieceName piece_;
   const int device_;
   std::mutex opening_;  // guards the open; the one lock of a consumer under which a device call
                         // is made (other openers of this piece have to wait for it anyway)
   std::atomic<void*> base_{nullptr};
   // Guarded by the table's lock:
-  std::uint32_t holds_ = 0;  // claims that name it: held, or released and not landed
+  bool begun_ = false;  // it is marked, and opened or about to be
+  std::uint64_t size_bytes_ = 0;
+  std::uint32_t holds_ = 0;  // claims that name it: about to be held, held, or not landed
   std::uint64_t last_use_ = 0;
 };
 
@@ -70,9 +92,12 @@ class ImportCache {
  public:
   ImportCache(Device& device, RowView row, LedgerView ledger);
 
-  // The piece mapped for `device`, opened if it is not, with one hold. Throws kDeviceError when
-  // the driver refuses; then nothing is held, and the mark is as it was.
-  [[nodiscard]] Mapping* hold(const PieceFacts& piece, int device);
+  // The mapping of that piece for `device`, with one hold: before the claim that it is for is HELD.
+  // Until it is open the mark does not say OPEN.
+  [[nodiscard]] Mapping* hold(const PieceName& piece, int device);
+  // Opens a mapping that is held, if it is not open; true: it was not. `piece`: what the ledger says,
+  // behind the claim that stands. Throws kDeviceError when the driver refuses.
+  bool open(Mapping& mapping, const PieceFacts& piece);
   // Ends a hold. True when the mapping is idle now.
   bool let_go(Mapping* mapping) noexcept;
 
@@ -91,16 +116,14 @@ class ImportCache {
   [[nodiscard]] ImportCounts counts();
 
  private:
-  using Key = std::tuple<std::uint32_t, std::uint64_t, int>;  // piece, generation, device
-  static Key key_of(const Mapping& mapping) noexcept {
-    return {mapping.piece_.index, mapping.piece_.generation, mapping.device_};
-  }
+  using Key = std::pair<PieceName, int>;  // and the device
+  static Key key_of(const Mapping& mapping) noexcept { return {mapping.piece_, mapping.device_}; }
 
-  [[nodiscard]] Mapping* find_or_make(const PieceFacts& piece, int device);
-  void open(Mapping& mapping);
-  void mark(const Mapping& mapping);
-  void unmark(const Mapping& mapping);
-  void store_mark(const Mapping& mapping, std::uint64_t flags);
+  void begin(Mapping& mapping, const PieceFacts& piece);
+  void end(const Mapping& mapping);
+  // These with the table's lock held.
+  [[nodiscard]] bool all_open(const PieceName& piece) const;
+  void store_mark(const PieceName& piece);
 
   Device& device_;
   const RowView row_;
@@ -109,7 +132,7 @@ class ImportCache {
   std::mutex mutex_;  // the table's; nothing is called under it
   std::map<Key, std::unique_ptr<Mapping>> table_;
   std::map<Mapping*, std::unique_ptr<Mapping>> closing_;
-  std::map<std::uint32_t, std::uint32_t> mappings_of_;  // piece -> mappings, closing ones too
+  std::map<PieceName, std::uint32_t> mappings_of_;  // those that were begun, closing ones too
   ImportCounts counts_;
   static std::atomic<std::uint64_t> uses_;  // orders last uses over all producers
 };

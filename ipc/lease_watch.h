@@ -68,6 +68,8 @@ class PeerWatch {
   [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
   [[nodiscard]] int life_line() const noexcept { return life_line_.get(); }
   [[nodiscard]] std::uint32_t life_line_flags() const noexcept { return signs_.life_line_flags; }
+  // What else its process has said of its life line.
+  void proves_less(std::uint32_t flags) noexcept { signs_.life_line_flags |= flags; }
   // Whether it is told of every sign. Where not, whoever owns it calls try_again, every kWatchAgain.
   [[nodiscard]] bool stands() const noexcept;
   // Looks at what is not watched, and watches it where that can be done now. True when there was a

@@ -117,10 +117,7 @@ int near_end() noexcept {
 
 std::uint32_t flags() {
   std::uint32_t flags = made_flags.load(std::memory_order_relaxed);
-  const DriverFiles files = own_driver_files();
-  const bool driver_is_lower =
-      files.lowest >= 0 && files.lowest < held_end.fd.load(std::memory_order_relaxed);
-  if (!files.readable || driver_is_lower) flags |= kLate;
+  if (own_driver_file_below(held_end.fd.load(std::memory_order_relaxed))) flags |= kLate;
   if (mps_may_be_used()) flags |= kPerhapsMps;
   return flags;
 }

@@ -12,6 +12,10 @@
 // other end any more, and for no other reason. Whoever opens that end anew, through /proc, keeps the
 // line open for as long; what is written into it is never read.
 //
+// A number below it may become free later, and the driver's with what it opens then: so what is said
+// of the line in hello is looked at again when the device has been started, and whenever a piece has
+// been opened, and the producers are told when it proves less.
+//
 // After a fork: a child forked after the first use keeps the inherited line for as long as it
 // lives, as it keeps the driver's files. A child forked before is a process of its own: it closes
 // the inherited line (told by inode, not by number) where it has no file of the driver open, and

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/life_line.h"
 
 namespace limbo {
 
@@ -51,36 +52,57 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const D
       }
       break;
     }
-    connected_.wait(lock);
+    // Whoever's message is among those that the attempt is made for has its outcome.
+    const std::shared_ptr<Attempt> attempt = found->attempt;
+    const bool takes_part = attempt->promised->add(promised);
+    connected_.wait(lock, [&] { return attempt->over; });
+    if (takes_part && attempt->failure) throw *attempt->failure;
   }
-  entries_.push_back({address.incarnation, nullptr});
+  const auto attempt = std::make_shared<Attempt>(promised);
+  entries_.push_back({address.incarnation, nullptr, attempt});
   lock.unlock();
+  return connect(address, attempt);
+}
+
+std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
+                                             const std::shared_ptr<Attempt>& attempt) {
   try {
-    return connect(address, promised);
-  } catch (...) {
-    lock.lock();
-    std::erase_if(entries_, [&](const Entry& entry) {
-      return entry.producer == address.incarnation && entry.link == nullptr;
-    });
-    lock.unlock();
-    connected_.notify_all();
+    auto link = std::make_shared<ProducerLink>(
+        device_, address, shake_hands(address, own_, kHandshakeDeadline, attempt->promised));
+    link->tell_life_line(life_line::flags());  // the device is started
+    end(attempt, link, std::nullopt);
+    reaper_.ring();  // which watches it in its periodic
+    return link;
+  } catch (const Error& failure) {
+    end(attempt, nullptr, failure);
+    throw;
+  } catch (const std::exception& failure) {
+    end(attempt, nullptr, Error(ErrorCode::kInternal, failure.what()));
     throw;
   }
 }
 
-std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
-                                             const Decline& promised) {
-  auto link = std::make_shared<ProducerLink>(
-      device_, address, shake_hands(address, own_, kHandshakeDeadline, promised));
+// Everybody who waits for it goes on.
+void Links::end(const std::shared_ptr<Attempt>& attempt, std::shared_ptr<ProducerLink> link,
+                const std::optional<Error>& failure) {
   {
     const std::lock_guard lock(mutex_);
-    for (Entry& entry : entries_) {
-      if (entry.producer == address.incarnation && entry.link == nullptr) entry.link = link;
+    attempt->over = true;
+    try {
+      attempt->failure = failure;
+    } catch (const std::exception&) {
+      // No memory for the text: those who waited try for themselves.
+    }
+    const auto entry = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const Entry& each) { return each.attempt == attempt; });
+    if (link) {
+      entry->link = std::move(link);
+      entry->attempt.reset();
+    } else {
+      entries_.erase(entry);
     }
   }
   connected_.notify_all();
-  reaper_.ring();  // which watches it in its periodic
-  return link;
 }
 
 std::vector<std::shared_ptr<ProducerLink>> Links::all() {
@@ -107,6 +129,15 @@ void Links::tell_context_lost() noexcept {
     for (const auto& link : all()) link->tell_context_lost();
   } catch (const std::exception&) {
     // No memory for the list: the loss is looked for again.
+  }
+}
+
+void Links::tell_life_line() noexcept {
+  try {
+    const std::uint32_t flags = life_line::flags();
+    for (const auto& link : all()) link->tell_life_line(flags);
+  } catch (const std::exception&) {
+    // No memory for the list: it is looked at again.
   }
 }
 

@@ -5,9 +5,12 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "allocator/error.h"
+#include "ipc/connection.h"
 #include "ipc/holdings.h"
 #include "ipc/producer_link.h"
 #include "ipc/service_thread.h"
@@ -19,9 +22,9 @@ class Links {
   Links(Device& device, const Incarnation& own, ServiceThread& reaper, ServiceThread& unmapper);
 
   // The connection to a producer, made if there is none that can be used. Threads that want the
-  // same one at once connect once. Throws as shake_hands does; kProducerExited when the one there
-  // is belongs to a dead producer. `promised`: the message that it is wanted for; where no link can
-  // be made on a connection, the producer is told.
+  // same one at once connect once, and share the outcome. Throws as shake_hands does;
+  // kProducerExited when the one there is belongs to a dead producer. `promised`: the message that it
+  // is wanted for; where no link can be made on a connection, the producer is told.
   [[nodiscard]] std::shared_ptr<ProducerLink> get(const ProducerAddress& address,
                                                   const Decline& promised);
 
@@ -39,6 +42,9 @@ class Links {
   // This process's GPU context is lost: lets everybody pass who waits for its work, and tells the
   // owners. Whoever notices a loss says it to all of them.
   void tell_context_lost() noexcept;
+  // This process has opened something by the driver: where its life line proves less since, the
+  // producers are told, so that they give its work more time.
+  void tell_life_line() noexcept;
   // Whether the streams have got to all numbers that were taken to send on. Makes no device call.
   [[nodiscard]] bool own_numbers_landed();
 
@@ -49,13 +55,23 @@ class Links {
   void leave() noexcept;
 
  private:
+  // One thread's connecting, which others wait for. Guarded by mutex_, but for the messages.
+  struct Attempt {
+    explicit Attempt(const Decline& first) : promised(std::make_shared<PromisedMessages>(first)) {}
+    const std::shared_ptr<PromisedMessages> promised;  // everybody's
+    bool over = false;
+    std::optional<Error> failure;
+  };
   struct Entry {
     Incarnation producer;
-    std::shared_ptr<ProducerLink> link;  // null: somebody is connecting
+    std::shared_ptr<ProducerLink> link;
+    std::shared_ptr<Attempt> attempt;  // while there is no link
   };
 
   [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address,
-                                                      const Decline& promised);
+                                                      const std::shared_ptr<Attempt>& attempt);
+  void end(const std::shared_ptr<Attempt>& attempt, std::shared_ptr<ProducerLink> link,
+           const std::optional<Error>& failure);
   // The reaper ends the watches of forgotten links, and passes them to the unmapper.
   void unwatch_forgotten();
   // The unmapper's periodic.

@@ -23,6 +23,7 @@ constexpr std::size_t kForwardBytes = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 8 + 2 * (4 + 8
 constexpr std::size_t kForwardedBytes = 8 + 4 + 8;
 constexpr std::size_t kAskTimelinesBytes = 8 + 4;
 constexpr std::size_t kGivenTimelinesBytes = 8 + 4;
+constexpr std::size_t kProvesLessBytes = 4;
 constexpr std::size_t kMaxTextBytes = kMaxMessageBytes - kMessageHeaderBytes - 4;
 
 bool can_be(std::uint32_t export_index, std::uint64_t generation) {
@@ -75,6 +76,8 @@ Shape shape_of(std::uint16_t type) noexcept {
       return {"answer", {}, 0, true};
     case MessageType::kHeard:
       return {"heard", kDeclineBytes, Heard::kDescriptors, true};
+    case MessageType::kProvesLess:
+      return {"proves less", kProvesLessBytes, ProvesLess::kDescriptors, true};
   }
   return {};
 }
@@ -224,6 +227,12 @@ MessageBytes encode(const Heard& message) {
   return finish(std::move(out));
 }
 
+MessageBytes encode(const ProvesLess& message) {
+  FieldWriter out = begin(MessageType::kProvesLess);
+  out.number(message.life_line_flags);
+  return finish(std::move(out));
+}
+
 std::string check_frame(std::span<const std::byte> bytes, std::size_t descriptors,
                         MessageHeader& header) {
   FieldReader in(bytes);
@@ -364,6 +373,12 @@ bool decode(std::span<const std::byte> bytes, Heard& message) {
   message.export_index = in.number<std::uint32_t>();
   message.generation = in.number<std::uint64_t>();
   return in.finished() && can_be(message.export_index, message.generation);
+}
+
+bool decode(std::span<const std::byte> bytes, ProvesLess& message) {
+  FieldReader in = body(bytes);
+  message.life_line_flags = in.number<std::uint32_t>();
+  return in.finished() && (message.life_line_flags & ~life_line::kKnownFlags) == 0;
 }
 
 }  // namespace limbo

@@ -51,9 +51,10 @@ enum class MessageType : std::uint16_t {
   kAskedInVain = 19,  // producer, in answer to forward or timeline: why not
   kTakeBack = 20,     // consumer: what was forwarded for me is not wanted any more
   kAnswer = 21,       // to one of the questions
-  kHeard = 22,  // consumer, in answer to forwarded and to the answer to acquire: it is sent on
+  kHeard = 22,       // consumer, in answer to forwarded and to the answer to acquire: it is sent on
+  kProvesLess = 23,  // consumer: my life line proves less than I have said in hello
 };
-inline constexpr MessageType kLastMessageType = MessageType::kHeard;
+inline constexpr MessageType kLastMessageType = MessageType::kProvesLess;
 
 // "hello", "forward"; "unknown" for what is none.
 [[nodiscard]] std::string_view message_name(std::uint16_t type) noexcept;
@@ -144,6 +145,12 @@ struct Heard {
   std::uint64_t generation = 0;
 };
 
+// A file of the driver was opened under a number lower than the life line's, for instance.
+struct ProvesLess {
+  static constexpr std::size_t kDescriptors = 0;
+  std::uint32_t life_line_flags = 0;  // those of hello stand as well
+};
+
 using MessageBytes = std::vector<std::byte>;
 
 [[nodiscard]] MessageBytes encode(const Hello& message);
@@ -160,6 +167,7 @@ using MessageBytes = std::vector<std::byte>;
 [[nodiscard]] MessageBytes encode(const AskedInVain& message);
 [[nodiscard]] MessageBytes encode(const TakeBack& message);
 [[nodiscard]] MessageBytes encode(const Heard& message);
+[[nodiscard]] MessageBytes encode(const ProvesLess& message);
 
 struct MessageHeader {
   std::uint16_t type = 0;
@@ -191,5 +199,6 @@ inline constexpr std::string_view kCutMessage =
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, AskedInVain& message);
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, TakeBack& message);
 [[nodiscard]] bool decode(std::span<const std::byte> bytes, Heard& message);
+[[nodiscard]] bool decode(std::span<const std::byte> bytes, ProvesLess& message);
 
 }  // namespace limbo

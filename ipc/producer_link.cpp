@@ -53,6 +53,7 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
                      map("limbo-own-timelines", hands.own_timelines, timelines_bytes(capacities_),
                          ReceiverMay::kWrite)),
       requests_(socket_),
+      told_life_line_flags_(hands.told_life_line_flags),
       watched_pidfd_(std::move(hands.pidfd)),
       watched_life_line_(std::move(hands.life_line)),
       life_line_flags_(hands.life_line_flags) {
@@ -165,6 +166,15 @@ void ProducerLink::tell_context_lost() noexcept {
     (void)socket_.send(encode_context_lost());
   } catch (const std::exception&) {
     // It is for people only: the claims are given back without it.
+  }
+}
+
+void ProducerLink::tell_life_line(std::uint32_t flags) noexcept {
+  if ((flags & ~told_life_line_flags_.load()) == 0) return;
+  try {
+    if (socket_.send(encode(ProvesLess{flags}))) told_life_line_flags_.fetch_or(flags);
+  } catch (const std::exception&) {
+    // No memory for a message: it is looked at again.
   }
 }
 

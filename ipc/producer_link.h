@@ -96,6 +96,8 @@ class ProducerLink {
   // This process's GPU context is lost: lets everybody pass who waits for its work, as often as it is
   // called; the producer is told once.
   void tell_context_lost() noexcept;
+  // What is said of this process's life line as things stand now: told where it is more than before.
+  void tell_life_line(std::uint32_t flags) noexcept;
   // What was forwarded for this process will not be sent. False: this could not be said.
   bool take_back(std::uint32_t export_index, std::uint64_t generation) noexcept;
 
@@ -153,6 +155,7 @@ class ProducerLink {
   std::atomic<bool> gone_{false};
   std::atomic<bool> lost_{false};  // the connection is closed
   std::atomic<bool> told_context_lost_{false};
+  std::atomic<std::uint32_t> told_life_line_flags_;
   std::atomic<bool> has_sent_on_{false};
 
   // Of the reaper alone:

@@ -111,42 +111,63 @@ ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
 
 }  // namespace
 
-// A claim that stands until somebody takes it over: else the host releases it, since no device work
-// has used the block yet.
+// What a receive has until the block takes it over: a hold on its mapping, and then a claim that
+// stands. Else the host releases the claim, since no device work has used the block yet.
 class Receiver::Claim {
  public:
-  Claim(std::shared_ptr<ProducerLink> link, const protocol::Release& release,
-        ServiceThread& unmapper)
-      : link_(std::move(link)), release_(release), unmapper_(unmapper) {}
+  Claim(std::shared_ptr<ProducerLink> link, ServiceThread& unmapper)
+      : link_(std::move(link)), unmapper_(unmapper) {}
   Claim(Claim&& other) noexcept
       : link_(std::move(other.link_)),
         release_(other.release_),
         mapping_(other.mapping_),
+        device_(other.device_),
+        why_nowhere_(std::move(other.why_nowhere_)),
         unmapper_(other.unmapper_) {}
   Claim& operator=(Claim&&) = delete;
   ~Claim() {
     if (!link_) return;
-    protocol::StdMemory memory;
-    protocol::release_by_host(memory, link_->row().view(), release_.slot, release_.target);
-    link_->row().released(release_.slot);
+    if (release_) {
+      protocol::StdMemory memory;
+      protocol::release_by_host(memory, link_->row().view(), release_->slot, release_->target);
+      link_->row().released(release_->slot);
+    }
     if (mapping_ != nullptr && link_->imports().let_go(mapping_)) unmapper_.nudge();
   }
 
-  Mapping* map(const PieceFacts& piece, int device) {
-    mapping_ = link_->imports().hold(piece, device);
-    return mapping_;
+  // Where the message says that it belongs; that it can be opened nowhere is said behind the claim.
+  void goes_to(const PieceName& piece, int device) {
+    device_ = device;
+    if (!protocol::makes(protocol::Mistake::kHeldBehindClaim)) hold(piece);
   }
-  [[nodiscard]] const protocol::Release& release() const noexcept { return release_; }
+  void goes_nowhere(const Error& why) { why_nowhere_ = why; }
+  void stands(const protocol::Release& release) noexcept { release_ = release; }
+
+  [[nodiscard]] int device() const {
+    if (why_nowhere_) throw *why_nowhere_;
+    return device_;
+  }
+  // True: it was opened anew.
+  bool map(const PieceFacts& piece) {
+    if (mapping_ == nullptr) hold({piece.index, piece.generation});
+    return link_->imports().open(*mapping_, piece);
+  }
+  [[nodiscard]] const Mapping& mapping() const noexcept { return *mapping_; }
+  [[nodiscard]] const protocol::Release& release() const noexcept { return *release_; }
   void hand_over(ReleaseJob& job) noexcept {
-    job.release = release_;
+    job.release = *release_;
     job.mapping = mapping_;
     link_.reset();
   }
 
  private:
+  void hold(const PieceName& piece) { mapping_ = link_->imports().hold(piece, device_); }
+
   std::shared_ptr<ProducerLink> link_;
-  protocol::Release release_;
+  std::optional<protocol::Release> release_;
   Mapping* mapping_ = nullptr;
+  int device_ = -1;
+  std::optional<Error> why_nowhere_;
   ServiceThread& unmapper_;
 };
 
@@ -167,32 +188,34 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
                 "Both processes must run on one machine.");
   }
   const ExportTicket& ticket = descriptor.ticket;
-  const std::shared_ptr<ProducerLink> link =
-      links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name},
-                 {ticket.export_index, ticket.generation});
-  if (link->producer_lost_context()) {
-    throw Error(ErrorCode::kProducerExited,
-                "The process that sent this has lost its GPU context, and the memory with it.",
-                "Start the sender anew.");
-  }
-  if (ticket.export_index >= link->ledger().capacities().exports) {
-    mismatch("its export is out of range");
-  }
   auto block = std::make_unique<ClaimedBlock>(releases_, living_, counts_);
-  block->belong_to(device_, link);
-
-  Claim claimed = claim(link, ticket);
-  LIMBO_FAIL_POINT("receive.after_claim");
-  open(*block, claimed, link, ticket, options);
-  counts_.receives.fetch_add(1, std::memory_order_relaxed);
-  return block;
+  while (true) {
+    const std::shared_ptr<ProducerLink> link =
+        links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name},
+                   {ticket.export_index, ticket.generation});
+    if (link->producer_lost_context()) {
+      throw Error(ErrorCode::kProducerExited,
+                  "The process that sent this has lost its GPU context, and the memory with it.",
+                  "Start the sender anew.");
+    }
+    if (ticket.export_index >= link->ledger().capacities().exports) {
+      mismatch("its export is out of range");
+    }
+    std::optional<Claim> claimed = claim(link, ticket, options);
+    if (!claimed) continue;
+    block->belong_to(device_, link);
+    LIMBO_FAIL_POINT("receive.after_claim");
+    open(*block, *claimed, link, ticket, options);
+    counts_.receives.fetch_add(1, std::memory_order_relaxed);
+    return block;
+  }
 }
 
 // What comes behind a claim that stands. Throws; then the claim is given back.
 void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<ProducerLink>& link,
                     const ExportTicket& ticket, const ReceiveOptions& options) const {
   const ExportFacts facts = read_export(link->ledger(), ticket);
-  const int device = choose_device(facts.piece.uuid, options);
+  const int device = claimed.device();
   try {
     if (releases_.is_lost(device)) throw_lost(device, {});
     const StreamUse home = receiving_stream(device_, device, options);
@@ -200,22 +223,23 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
     std::array<SenderPoint, 2> sent{link->meet(facts.points[0]), link->meet(facts.points[1])};
     std::vector<SenderPoint> upstream;
     for (const TimelinePoint& point : facts.upstream) upstream.push_back(link->meet(point));
-    const Mapping* mapping = map(claimed, *link, facts.piece, device);
+    map(claimed, *link, facts.piece);
     {
       const StreamQuestion question(device_, StreamQuestion::Patient{});
       refuse_captured_receiver(device_, home.stream);
       for (const SenderPoint& point : sent) link->wait(home.stream, point);
     }
     LIMBO_FAIL_POINT("receive.after_wait");
-    block.prepare({links_.holdings(),
-                   {.data = static_cast<const std::byte*>(mapping->base()) + facts.offset_bytes,
-                    .size_bytes = facts.size_bytes,
-                    .received_on = home.stream,
-                    .stream_id = home.id,
-                    .link = link,
-                    .claim = claimed.release(),
-                    .ticket = ticket,
-                    .own = {}}});
+    block.prepare(
+        {links_.holdings(),
+         {.data = static_cast<const std::byte*>(claimed.mapping().base()) + facts.offset_bytes,
+          .size_bytes = facts.size_bytes,
+          .received_on = home.stream,
+          .stream_id = home.id,
+          .link = link,
+          .claim = claimed.release(),
+          .ticket = ticket,
+          .own = {}}});
     claimed.hand_over(block.job());
     block.fill(facts, home, std::move(sent), std::move(upstream));
   } catch (const Error& failure) {
@@ -228,24 +252,27 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
   }
 }
 
-const Mapping* Receiver::map(Claim& claimed, ProducerLink& link, const PieceFacts& piece,
-                             int device) const {
+void Receiver::map(Claim& claimed, ProducerLink& link, const PieceFacts& piece) const {
   try {
-    return claimed.map(piece, device);
+    if (claimed.map(piece)) links_.tell_life_line();
   } catch (const Error&) {
-    if (releases_.is_lost(device, true)) throw;
+    if (releases_.is_lost(claimed.device(), true)) throw;
     // Its memory went with it, where nobody had mapped it yet; it may still be dying.
     if (link.producer_ends_within(kUntilDeathIsSeen)) producer_exited();
     throw;
   }
 }
 
-Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
-                                const ExportTicket& ticket) const {
+std::optional<Receiver::Claim> Receiver::claim(const std::shared_ptr<ProducerLink>& link,
+                                               const ExportTicket& ticket,
+                                               const ReceiveOptions& options) const {
+  Claim claimed(link, unmapper_);
   std::optional<std::uint32_t> slot;
   try {
     LIMBO_FAIL_POINT("receive.before_slot");
+    find_mapping(claimed, ticket, options);
     slot = take_slot(*link);
+    if (!slot && link->row().is_closed()) return std::nullopt;
   } catch (...) {
     link->decline(ticket.export_index, ticket.generation);
     throw;
@@ -268,10 +295,26 @@ Receiver::Claim Receiver::claim(const std::shared_ptr<ProducerLink>& link,
                         return protocol::makes(protocol::Mistake::kClosingWithoutPatience) ||
                                std::chrono::steady_clock::now() < until;
                       });
-  if (verdict == protocol::ClaimVerdict::kStands) return {link, {*slot, target}, unmapper_};
+  if (verdict == protocol::ClaimVerdict::kStands) {
+    claimed.stands({*slot, target});
+    return claimed;
+  }
   link->row().released(*slot);
   if (link->producer_has_ended()) producer_exited();
   throw_refused(verdict);
+}
+
+// Before the claim is HELD: from then on the piece's owner counts on what the mark says.
+void Receiver::find_mapping(Claim& claimed, const ExportTicket& ticket,
+                            const ReceiveOptions& options) const {
+  int device = -1;
+  try {
+    device = choose_device(ticket.device_uuid, options);
+  } catch (const Error& nowhere) {
+    claimed.goes_nowhere(nowhere);
+    return;
+  }
+  claimed.goes_to({ticket.piece_index, ticket.piece_generation}, device);
 }
 
 // The producer frees slots when it notes the row, which it does now and then, and when the bell

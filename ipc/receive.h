@@ -37,10 +37,14 @@ class Receiver {
 
   void open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<ProducerLink>& link,
             const ExportTicket& ticket, const ReceiveOptions& options) const;
-  const Mapping* map(Claim& claimed, ProducerLink& link, const PieceFacts& piece, int device) const;
-  [[nodiscard]] Claim claim(const std::shared_ptr<ProducerLink>& link,
-                            const ExportTicket& ticket) const;
-  // A free slot; nothing when the row is full of what is held.
+  void map(Claim& claimed, ProducerLink& link, const PieceFacts& piece) const;
+  // Nothing where the link takes no claims any more: there is, or will be, another one.
+  [[nodiscard]] std::optional<Claim> claim(const std::shared_ptr<ProducerLink>& link,
+                                           const ExportTicket& ticket,
+                                           const ReceiveOptions& options) const;
+  void find_mapping(Claim& claimed, const ExportTicket& ticket,
+                    const ReceiveOptions& options) const;
+  // A free slot; nothing when the row is full of what is held, or takes no more claims.
   [[nodiscard]] std::optional<std::uint32_t> take_slot(ProducerLink& link) const;
   [[nodiscard]] int choose_device(const Uuid& owner, const ReceiveOptions& options) const;
 

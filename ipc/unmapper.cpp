@@ -37,7 +37,8 @@ std::optional<Unmapper::Clock::time_point> Unmapper::run(Clock::time_point) {
   for (const auto& link : links_.all()) {
     if (link->usable()) continue;
     dead_links = true;
-    if (link->row().occupied() > 0 || link->imports().counts().mapped > 0) continue;
+    // A thread that had the link before it was lost may claim by it still: no more from here on.
+    if (!link->row().close_unless_occupied() || link->imports().counts().mapped > 0) continue;
     at_once |= !wait_for_one_device(link);
     kept = close_mappings();
   }

@@ -49,6 +49,7 @@ enum class Mistake : std::uint8_t {
   kCloseWhileLanding,
   kMarkClearedLate,
   kDrainEndsAtClaimed,
+  kHeldBehindClaim,
   // timelines and forwarding
   kSharedTimeline,
   kHomeStreamOnly,
@@ -101,6 +102,8 @@ inline constexpr MistakeName kMistakes[] = {
     {Mistake::kMarkClearedLate, "mark-cleared-late", "the mark of a piece opened anew is cleared"},
     {Mistake::kDrainEndsAtClaimed, "drain-ends-at-claimed",
      "the exit does not wait for the mapping"},
+    {Mistake::kHeldBehindClaim, "held-behind-claim",
+     "a mapping is closed while a claim is on its way to it"},
     {Mistake::kSharedTimeline, "shared-timeline", "two streams advance one timeline"},
     {Mistake::kHomeStreamOnly, "home-stream-only", "a send orders the block's home stream alone"},
     {Mistake::kForwardWithoutNote, "forward-without-note", "a swept claim is sent on"},

@@ -84,6 +84,8 @@ void message(ByteSpan bytes, std::size_t descriptors) {
       return decode_as<TakeBack>(bytes);
     case MessageType::kHeard:
       return decode_as<Heard>(bytes);
+    case MessageType::kProvesLess:
+      return decode_as<ProvesLess>(bytes);
     case MessageType::kPublishList:
     case MessageType::kAcquire:
     case MessageType::kReap:

@@ -18,10 +18,21 @@ constexpr std::uint8_t bit(std::uint32_t index) {
   return static_cast<std::uint8_t>(1U << index);
 }
 
-// Ends the hold that a claim on the message had on its mapping.
+void store_mark(const Run& run, std::uint32_t piece) {
+  const Import& import = run.own().consumers[run.lease()].imports[piece];
+  const std::uint32_t mark = import.entered && import.open ? kMarkMapped : kMarkOpening;
+  run.world.words[mark_word(run.lease(), piece)] = import.mappings == 0 ? 0 : mark;
+}
+
+// Ends the hold that a claim on the message had on its mapping. One that was held before its claim
+// did not stand, and that nobody else has opened, goes.
 void let_go_mapping(const Run& run, std::uint32_t message) {
   const std::uint32_t piece = run.piece_of(message);
-  if (piece != kNoIndex) --run.own().consumers[run.lease()].imports[piece].holds;
+  if (piece == kNoIndex) return;
+  Import& import = run.own().consumers[run.lease()].imports[piece];
+  if (--import.holds > 0 || import.open) return;
+  import.entered = false;
+  store_mark(run, piece);
 }
 
 // ---- the slots: every function here is one step, under the row's mutex -------------------------
@@ -92,6 +103,15 @@ ClaimTarget target_of(const Run& run, std::uint32_t message) {
   return {sent.export_index, sent.generation};
 }
 
+bool holds_first(const Run& run) {
+  return run.piece_of(run.step().what) != kNoIndex && !makes(Mistake::kHeldBehindClaim);
+}
+
+// Of a receive that comes to nothing.
+void give_hold_back(const Run& run) {
+  holds_first(run) ? run.go(Phase::kAfter3) : run.next();
+}
+
 void take_slot(const Run& run) {
   Message& message = run.own().messages[run.step().what];
   run.memory.await(true);
@@ -99,7 +119,7 @@ void take_slot(const Run& run) {
   if (slot == kNoIndex) {
     message.declined |= bit(run.lease());
     message.answered |= bit(run.lease());
-    return run.next();
+    return give_hold_back(run);
   }
   if (run.own().truth.stands[run.lease()][slot] != 0) {
     break_rule(run.world, Rule::kSlotTakenTwice, slot);
@@ -139,7 +159,7 @@ void claim(const Run& run) {
   if (!stands) {
     released(run, slot);
     slot = kNoIndex;
-    return run.next();
+    return give_hold_back(run);
   }
   const std::uint32_t block = run.spec(which).block;
   run.own().truth.stands[run.lease()][slot] = static_cast<std::uint8_t>(which + 1);
@@ -250,16 +270,25 @@ void release_lost(const Run& run) {
 
 // ---- mappings: each of these is one step under the table's mutex, or one call of the driver ------
 
+void hold(const Run& run) {
+  const std::uint32_t piece = run.piece_of(run.step().what);
+  Import& import = run.own().consumers[run.lease()].imports[piece];
+  ++import.holds;
+  if (import.entered) return;
+  import.entered = true;
+  store_mark(run, piece);
+}
+
 void mark(const Run& run) {
   const std::uint32_t piece = run.piece_of(run.step().what);
   Import& import = run.own().consumers[run.lease()].imports[piece];
   run.memory.await_landed();
-  if (!import.entered) {
-    import.entered = true;
+  if (makes(Mistake::kHeldBehindClaim)) hold(run);
+  if (!import.begun) {
+    import.begun = true;
     ++import.mappings;
-    run.world.words[mark_word(run.lease(), piece)] = kMarkOpening;
+    store_mark(run, piece);
   }
-  ++import.holds;
   run.own().truth.maps[run.lease()][run.head().slot[run.step().slot]] = true;
   run.go(Phase::kOpen);
 }
@@ -272,9 +301,16 @@ void open(const Run& run) {
     const bool possible = !run.own().pieces[piece].returned && !run.own().processes[0].gone;
     if (!possible) break_rule(run.world, Rule::kOpenRefused, piece);
     import.open = true;
-    run.world.words[mark_word(run.lease(), piece)] = kMarkMapped;
+    store_mark(run, piece);
   }
   run.step().stream == kNoIndex ? run.next() : run.go(Phase::kWork);
+}
+
+// Whether an idle mapping is to be closed.
+bool closes(const Run& run, std::uint32_t piece) {
+  if (run.step().slot == 1) return true;
+  if (run.step().slot == 2) return run.own().processes[0].gone;
+  return (run.world.words[piece_word(piece)] & kPieceWanted) != 0;
 }
 
 // Takes the mapping out of the table, closes it, and clears the mark when no other one is left.
@@ -285,9 +321,7 @@ void unmap(const Run& run) {
   switch (run.head().phase) {
     case Phase::kBegin:
       strike_off_landed(run);
-      run.memory.await(
-          import.entered && import.open && import.holds == 0 &&
-          (run.step().slot != 0 || (run.world.words[piece_word(piece)] & kPieceWanted) != 0));
+      run.memory.await(import.entered && import.open && import.holds == 0 && closes(run, piece));
       return run.go(Phase::kInside);
     case Phase::kInside:
       run.memory.await(true);
@@ -297,8 +331,9 @@ void unmap(const Run& run) {
         if (!truth.maps[run.lease()][slot] || stands == 0) continue;
         if (run.piece_of(stands - 1) == piece) break_rule(run.world, Rule::kClosedUnderUse, piece);
       }
-      import.entered = import.open = false;
+      import.entered = import.begun = import.open = false;
       ++import.closing;
+      store_mark(run, piece);
       return run.go(Phase::kAfter);
     case Phase::kAfter:  // the driver closes it
       run.memory.await(true);
@@ -306,9 +341,9 @@ void unmap(const Run& run) {
       return run.go(Phase::kAfter2);
     default:
       run.memory.await(true);
-      if (--import.mappings == 0 || makes(Mistake::kMarkClearedLate)) {
-        run.world.words[mark_word(run.lease(), piece)] = 0;
-      }
+      --import.mappings;
+      store_mark(run, piece);
+      if (makes(Mistake::kMarkClearedLate)) run.world.words[mark_word(run.lease(), piece)] = 0;
       return run.next();
   }
 }
@@ -333,9 +368,17 @@ void receive(const Run& run) {
     case Phase::kBegin:
       run.memory.await(run.own().messages[run.step().what].sent &&
                        run.own().consumers[run.lease()].connected);
+      return run.go(holds_first(run) ? Phase::kHold : Phase::kAfter);
+    case Phase::kHold:
+      run.memory.await_landed();  // the table's mutex
+      hold(run);
       return run.go(Phase::kAfter);
     case Phase::kAfter:
       return take_slot(run);
+    case Phase::kAfter3:
+      run.memory.await_landed();
+      let_go_mapping(run, run.step().what);
+      return run.next();
     case Phase::kInside:
       return claim(run);
     case Phase::kAfter2:

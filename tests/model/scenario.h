@@ -98,7 +98,7 @@ enum class Op : std::uint8_t {
   kDecline,      // message
   kForward,      // the new message, register of the old one's claim
   kLoseContext,  // of its GPU: what has not landed is released by the host
-  kUnmap,        // piece: closes what its owner wants back; slot 1: what is idle
+  kUnmap,        // piece: closes what its owner wants back; slot 1: what is idle; 2: of the dead
   // whoever waits
   kEnd,  // timeline, slot: its process, which is gone; stream 1: and quiet
 };

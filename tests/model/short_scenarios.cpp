@@ -420,6 +420,22 @@ std::vector<Scenario> pieces() {
        .messages = {{.promised = 1}},
        .pieces = {0},
        .finds = {Mistake::kDrainEndsAtClaimed}},
+      {.name = "exit-with-idle-mappings",
+       .what = "the last message is of a piece that is mapped and idle, and may be closed",
+       .threads = {{"owner",
+                    kProducer,
+                    {{Op::kShare, 0}, {Op::kShare, 1}, {Op::kFree}, {Op::kExit}}},
+                   {"reader",
+                    kFirst,
+                    {{Op::kReceive, 0, 0},
+                     {Op::kReleaseHost, 0, 0},
+                     {Op::kReceive, 1, 1},
+                     {Op::kReleaseHost, 1, 1}}},
+                   {"unmapper", kFirst, {{Op::kUnmap, 0, 1}, {Op::kUnmap, 0, 2}}, true}},
+       .messages = {{.promised = 1}, {.promised = 1}},
+       .slots_per_group = 2,
+       .pieces = {0},
+       .finds = {Mistake::kHeldBehindClaim}},
   };
 }
 

@@ -110,7 +110,8 @@ enum class Phase : std::uint8_t {
   kAfter2,
   kAfter3,
   kAfter4,
-  kMark,  // of a receive: the mapping, and the work on the block
+  kHold,  // of a receive: a hold on the mapping, the mapping, and the work on the block
+  kMark,
   kOpen,
   kWork,
 };
@@ -208,9 +209,10 @@ struct Piece {
 struct Import {
   std::uint8_t holds;
   bool entered;  // in the table
+  bool begun;    // it is marked, and opened or about to be
   bool open;
   std::uint8_t closing;   // taken out of the table, not yet closed
-  std::uint8_t mappings;  // those of the table and those that are being closed
+  std::uint8_t mappings;  // those that were begun and those that are being closed
 };
 
 struct Consumer {
@@ -275,7 +277,7 @@ struct World {
     std::array<std::uint8_t, kTimelines> taken;  // the last number of each timeline
     Truth truth;
     std::uint8_t deaths_left;
-    std::array<std::uint8_t, 2> fill;
+    std::array<std::uint8_t, 4> fill;
   } own;
   std::array<Thread, kThreads> threads;  // last: those that a scenario does not have are not copied
 };

@@ -1,4 +1,5 @@
 // Connections that end while both processes live, and senders that do not answer.
+#include "ipc/channel.h"
 #include "tests/processes/sharing_support.h"
 
 namespace limbo::testing {
@@ -78,6 +79,27 @@ TEST_P(ConnectionTest, CutAgainAndAgainAReaderGathersNothing) {
   }
 }
 
+// A thread has the connection in hand, has claimed nothing yet, and is slow. Nothing of it is held, so
+// its tables go: the claim is made by the next one.
+using GivenUpConnectionTest = SharingTest;
+
+TEST_F(GivenUpConnectionTest, ItTakesNoClaimsAnyMore) {
+  sender_.allocate("b", kMiB, 5);
+  const std::string message = sender_.share("b");
+  reader_.receive("r", sender_.share("b"));
+  reader_.drop("r");
+  EXPECT_TRUE(sender_.becomes("held_claims", 0));
+  reader_.set_fail_points("receive.before_slot=delay:1000@1");
+  reader_.send("receive r " + message + " -1");
+  sender_.cut_connections();
+  EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "none");
+  EXPECT_TRUE(reader_.holds("r", 5));
+  EXPECT_EQ(sender_.stat("leases_connected"), 2);
+  reader_.drop("r");
+  sender_.free("b");
+  expect_all_back();
+}
+
 std::string cutter_name(const ::testing::TestParamInfo<const char*>& info) {
   return info.param;
 }
@@ -108,6 +130,28 @@ TEST_F(SilentSenderTest, AStoppedSenderIsCalledSo) {
   reader_.drop("r");
   sender_.free("b");
   expect_all_back();
+}
+
+// One of them asks, and the others have its outcome: not one deadline after the other. None of their
+// messages stays promised.
+TEST_F(SilentSenderTest, ThreadsWaitForAStoppedSenderTogether) {
+  constexpr int kThreads = 4;
+  sender_.allocate("b", kMiB, 1);
+  std::string command = "receive_at_once";
+  std::string refused;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    command += " -1 " + sender_.share("b");
+    refused += std::string(thread == 0 ? "" : " ") + "no_channel";
+  }
+  sender_.process().stop();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(reader_.call(command), refused);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2 * kHandshakeDeadline);
+  sender_.process().resume();
+  sender_.free("b");
+  expect_all_back();
+  EXPECT_TRUE(sender_.becomes("exports_open", 0));
+  EXPECT_TRUE(sender_.becomes("leases_connected", 0));
 }
 
 TEST_F(SilentSenderTest, ASenderKilledWhileItIsStoppedHasEnded) {

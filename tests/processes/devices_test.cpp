@@ -88,6 +88,54 @@ TEST_F(DevicesTest, OneMessageIsReadOnBothGpusOfAProcess) {
   EXPECT_EQ(reader.stat("pieces_mapped"), 0);
 }
 
+// The reader has what was sent last on one GPU, and is on its way to it on another when the sender ends,
+// which waits for that: its memory cannot be opened after its end.
+class SecondGpuTest : public DevicesTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(SecondGpuTest, ASenderWaitsUntilWhatItSentIsMappedThereToo) {
+  LIMBO_NEEDS_TWO_GPUS();
+  const Sandbox sandbox;
+  Peer sender(sees("0,1"));
+  Peer reader(sees("0,1"));
+  sender.allocate("b", kMiB, 3);
+  reader.receive("here", sender.share("b"));
+  const std::string message = sender.share("b");
+  reader.set_fail_points(std::string(GetParam()) + "=delay:700");
+  reader.send("receive there " + message + " 1");
+  EXPECT_TRUE(sender.becomes("held_claims", 2));
+  sender.leave(0);
+  EXPECT_EQ(error_of([&] { (void)reader.answer(); }), "none");
+  EXPECT_TRUE(sender.process().wait().success());
+  if (::testing::Test::HasFailure()) return;
+  EXPECT_TRUE(reader.holds("there", 3));
+}
+
+// Neither is mapped yet; one of the two threads is slow.
+TEST_P(SecondGpuTest, ASenderWaitsForTheLastOfTwoFirstOpens) {
+  LIMBO_NEEDS_TWO_GPUS();
+  const Sandbox sandbox;
+  Peer sender(sees("0,1"));
+  Peer reader(sees("0,1"));
+  sender.allocate("b", kMiB, 3);
+  const std::string here = sender.share("b");
+  const std::string there = sender.share("b");
+  reader.set_fail_points(std::string(GetParam()) + "=delay:700@1");
+  reader.send("receive_at_once 0 " + here + " 1 " + there);
+  EXPECT_TRUE(sender.becomes("held_claims", 2));
+  EXPECT_TRUE(eventually([&] { return sender.mapped_by_others() == 1; }));
+  sender.leave(0);
+  EXPECT_EQ(reader.answer(), "none none");
+  EXPECT_TRUE(sender.process().wait().success());
+}
+
+INSTANTIATE_TEST_SUITE_P(At, SecondGpuTest,
+                         ::testing::Values("receive.after_claim", "receive.after_mark_mapped"),
+                         [](const auto& at) {
+                           return std::string(at.param == std::string("receive.after_claim")
+                                                  ? "Claimed"
+                                                  : "Marked");
+                         });
+
 TEST_F(DevicesTest, AKilledReaderOnAnotherGpuGivesEverythingBack) {
   LIMBO_NEEDS_TWO_GPUS();
   const Sandbox sandbox;

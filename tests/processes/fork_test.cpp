@@ -140,6 +140,27 @@ TEST_F(ForkTest, ALateLifeLineGetsAGraceTime) {
   EXPECT_EQ(sender_.stat("leases_swept"), 1);
 }
 
+// A number below the life line is given up by the program, and the driver takes it for what it opens
+// first, or later: the line then closes before the driver's files do.
+TEST_F(ForkTest, ADriverThatStartsUnderALowerNumberGetsAGraceTime) {
+  reader_.call("open_driver_file_at connect.after_welcome 0");
+  lend(reader_);
+  reader_.process().kill();
+  expect_quarantine("given 2 s");
+  expect_all_back();
+}
+
+TEST_F(ForkTest, ADriverThatOpensALowerNumberLaterGetsAGraceTime) {
+  sender_.allocate("large", 32 * kMiB, 1);
+  lend(reader_);
+  reader_.call("open_driver_file 0");
+  reader_.receive("large", sender_.share("large"));  // another piece
+  sender_.free("large");
+  reader_.process().kill();
+  expect_quarantine("given 2 s");
+  expect_all_back();
+}
+
 TEST_F(ForkTest, AForceDoesNotWaitForAForkChild) {
   lend(reader_);
   const pid_t child = reader_.fork_idle_child();

@@ -1,6 +1,8 @@
 #include "tests/processes/peer_forks.h"
 
+#include <fcntl.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -11,6 +13,8 @@
 #include <stdexcept>
 
 #include "allocator/error.h"
+#include "ipc/fail_point_hooks.h"
+#include "ipc/owned_fd.h"
 #include "ipc/sharing.h"
 
 namespace limbo::testing {
@@ -59,6 +63,15 @@ std::string use_in_fork_child(int generations, const std::function<void()>& drop
   ::close(pipe_ends[0]);
   ::waitpid(child, nullptr, 0);
   return {text, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+}
+
+void open_driver_file(int number) {
+  const OwnedFd file(::memfd_create("limbo-sim-lower", MFD_CLOEXEC));
+  ::dup3(file.get(), number, O_CLOEXEC);
+}
+
+void open_driver_file_at(const std::string& fail_point, int number) {
+  at_fail_point(fail_point, [number] { open_driver_file(number); });
 }
 
 void cut_connections() {

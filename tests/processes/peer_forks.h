@@ -18,6 +18,13 @@ pid_t spawn_idle_program();
 // there. The code of the error that it meets, or "none".
 [[nodiscard]] std::string use_in_fork_child(int generations, const std::function<void()>& drop_all);
 
+// A file of the simulated driver, under this number: as if the driver had been given one that the
+// program had done with.
+void open_driver_file(int number);
+
+// The same at the next passing of that fail point.
+void open_driver_file_at(const std::string& fail_point, int number);
+
 // Shuts every connection of this process's channels, as if something between the processes had.
 void cut_connections();
 

@@ -16,6 +16,11 @@ namespace limbo::testing {
 
 // "repeat COUNT COMMAND...": with every % replaced by the number; "receive_many PREFIX MESSAGE...
 // [on DEVICE]": as PREFIX0, PREFIX1, ... The answers, joined; nothing when the command is another's.
+// "receive_by_threads THREADS VALUE MESSAGE...": the threads receive, check and release the messages in
+// turn. How many were right.
+// "receive_at_once DEVICE MESSAGE [DEVICE MESSAGE]...": each by a thread of its own (device -1: the
+// owner's), and let go when all are through. The codes of their errors, "none" for those that were
+// received.
 [[nodiscard]] std::optional<std::string> run_many(
     const std::string& command, std::istringstream& words,
     const std::function<std::string(const std::string&)>& run);

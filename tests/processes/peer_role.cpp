@@ -2,14 +2,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "allocator/device/sim_device.h"
@@ -194,29 +192,6 @@ class PeerRole {
     blocks_[name] = std::move(made);
     return {};
   }
-  // THREADS VALUE MESSAGE...: the threads receive, check and release the messages in turn. Says how
-  // many were right.
-  std::string receive_by_threads(Words& words) {
-    const auto count = next<std::size_t>(words);
-    const auto value = next<std::uint32_t>(words);
-    std::vector<std::vector<std::byte>> messages;
-    for (std::string hex; words >> hex;) messages.push_back(from_hex(hex));
-    (void)device();  // made by one
-    std::atomic<std::size_t> right{0};
-    std::vector<std::thread> threads;
-    for (std::size_t thread = 0; thread < count; ++thread) {
-      threads.emplace_back([&, thread] {
-        for (std::size_t index = thread; index < messages.size(); index += count) {
-          const auto got = process_sharing().receive(messages[index], ReceiveOptions{});
-          std::uint32_t first = 0;
-          device().copy_to_host({got.block->device(), nullptr}, &first, got.block->data(), 4);
-          if (first == value) ++right;
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return std::to_string(right);
-  }
   std::string stats(Words&) {
     const DeviceStats memory = process_allocator().stats(kDevice);
     const SharingStats sharing = process_sharing().stats();
@@ -317,11 +292,16 @@ class PeerRole {
       {"record_stream", [this](Words& w) { return record_stream(w); }},
       {"share", [this](Words& w) { return share(w); }},
       {"receive", [this](Words& w) { return receive(w); }},
-      {"receive_by_threads", [this](Words& w) { return receive_by_threads(w); }},
       {"stats", [this](Words& w) { return stats(w); }},
       {"balance", [this](Words& w) { return balance(w); }},
       {"holders", [this](Words& w) { return holders(w); }},
       {"driver_calls", [this](Words& w) { return driver_calls(w); }},
+      {"open_driver_file", [](Words& w) { return open_driver_file(next<int>(w)), std::string(); }},
+      {"open_driver_file_at",
+       [](Words& w) {
+         const std::string fail_point = next(w);
+         return open_driver_file_at(fail_point, next<int>(w)), std::string();
+       }},
       {"fork_idle_child", [](Words&) { return std::to_string(fork_idle_child()); }},
       {"use_in_fork_child",
        [this](Words& w) { return use_in_fork_child(next<int>(w), [this] { blocks_.clear(); }); }},

@@ -13,6 +13,7 @@
 #include "ipc/byte_fields.h"
 #include "ipc/channel.h"
 #include "ipc/descriptor.h"
+#include "ipc/life_line.h"
 #include "ipc/messages.h"
 #include "ipc/questions.h"
 
@@ -86,6 +87,7 @@ void decoders(const Folder& to) {
       {"asked-in-vain", {encode(AskedInVain{}), 0}},
       {"take-back", {encode(TakeBack{}), 0}},
       {"heard", {encode(Heard{}), 0}},
+      {"proves-less", {encode(ProvesLess{life_line::kLate}), 0}},
       {"publish-list", {encode(Question{MessageType::kPublishList, "", false, 3}), 0}},
       {"acquire", {encode(Question{MessageType::kAcquire, "weights", false, 0}), 0}},
       {"reap", {encode(Question{MessageType::kReap, "", true, 0}), 0}},

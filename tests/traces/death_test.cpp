@@ -1,5 +1,5 @@
-// What ends when a process does: a dead reader's work, a life line, a sender's last message, and the
-// patience of whoever claims from a sender that has stopped.
+// What ends when a process does: a dead reader's work, a life line, and the patience of whoever claims
+// from a sender that has stopped.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -96,37 +96,6 @@ TEST(ChildDropsLifeLine, TheLineIsOpenAsLongAsAnybodyHasTheDriversFiles) {
   EXPECT_EQ(watcher.receive(), "open") << "the parent's work may run on, and counts as ended";
   EXPECT_EQ(watcher.receive(), "closed");
   watcher.finish();
-}
-
-// ---- a first open after the sender's end fails ------------------------------------------------------
-
-using DrainEndsAtClaimed = SharingTest;
-
-TEST_F(DrainEndsAtClaimed, ASenderWaitsUntilWhatIsClaimedIsMapped) {
-  sender_.allocate("b", kMiB, 5);
-  const std::string message = sender_.share("b");
-  reader_.set_fail_points("receive.after_claim=delay:700");
-  reader_.send("receive r " + message + " -1");
-  EXPECT_TRUE(sender_.becomes("held_claims", 1));
-  sender_.leave(0);
-  EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "none");
-  EXPECT_TRUE(sender_.process().wait().success());
-  if (::testing::Test::HasFailure()) return;
-  EXPECT_TRUE(reader_.holds("r", 5));
-}
-
-// A mark is not a mapping: the mark comes before the open.
-TEST_F(DrainEndsAtClaimed, ASenderWaitsUntilWhatIsMarkedIsOpen) {
-  sender_.allocate("b", kMiB, 5);
-  const std::string message = sender_.share("b");
-  reader_.set_fail_points("receive.after_mark_mapped=delay:700");
-  reader_.send("receive r " + message + " -1");
-  EXPECT_TRUE(sender_.becomes("held_claims", 1));
-  sender_.leave(0);
-  EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "none");
-  EXPECT_TRUE(sender_.process().wait().success());
-  if (::testing::Test::HasFailure()) return;
-  EXPECT_TRUE(reader_.holds("r", 5));
 }
 
 // ---- a sender that stopped between CLOSING and its verdict ------------------------------------------

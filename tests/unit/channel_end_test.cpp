@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ipc/channel_socket.h"
+#include "ipc/fail_points.h"
 #include "tests/unit/channel_support.h"
 
 namespace limbo {
@@ -27,18 +28,33 @@ TEST_F(ChannelEnd, AConnectionThatIsGivenUpSaysBye) {
 
 TEST_F(ChannelEnd, TheMessageThatItWasMadeForIsDeclinedBefore) {
   {
-    const Handshake hands =
-        shake_hands(address(), random_incarnation(), kHandshakeDeadline, Decline{3, 4});
+    const Handshake hands = shake_hands(address(), random_incarnation(), kHandshakeDeadline,
+                                        std::make_shared<PromisedMessages>(Decline{3, 4}));
   }
   EXPECT_TRUE(eventually([&] { return keeper().noted("left 0"); }));
   EXPECT_TRUE(keeper().noted("decline 0 3 4"));
   {
-    Handshake hands =
-        shake_hands(address(), random_incarnation(), kHandshakeDeadline, Decline{5, 6});
+    Handshake hands = shake_hands(address(), random_incarnation(), kHandshakeDeadline,
+                                  std::make_shared<PromisedMessages>(Decline{5, 6}));
     hands.socket.settle();
   }
   EXPECT_TRUE(eventually([&] { return keeper().noted("left 1"); }));
   EXPECT_FALSE(keeper().noted("decline 1 5 6"));
+}
+
+// A sender that was stopped, or busy, answers too late: what was declined meanwhile is declined.
+TEST_F(ChannelEnd, WhoDoesNotWaitForItsWelcomeIsHeardOut) {
+  set_fail_points("accept.before_lease=delay:300");
+  try {
+    (void)shake_hands(address(), random_incarnation(), std::chrono::milliseconds(50),
+                      std::make_shared<PromisedMessages>(Decline{3, 4}));
+    ADD_FAILURE() << "it was answered in time";
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.code(), ErrorCode::kNoChannel);
+  }
+  EXPECT_TRUE(eventually([&] { return keeper().noted("quiet 0"); }));
+  EXPECT_TRUE(keeper().noted("decline 0 3 4"));
+  set_fail_points("");
 }
 
 TEST_F(ChannelEnd, AfterABelievedByeNobodyIsWatchedAnyMore) {

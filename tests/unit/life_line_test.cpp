@@ -68,6 +68,12 @@ TEST(DriverFiles, AreToldByTheirName) {
   EXPECT_EQ(life_line::flags() & life_line::kLate, 0U);
 }
 
+TEST(DriverFiles, BelowANumberAreFound) {
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  EXPECT_FALSE(own_driver_file_below(driver.get()));
+  EXPECT_TRUE(own_driver_file_below(driver.get() + 1));
+}
+
 TEST(DriverFiles, OfAChildAreSeen) {
   int hold[2];
   ASSERT_EQ(::pipe(hold), 0);
@@ -115,6 +121,13 @@ LIMBO_CHILD_ROLE(fork_with_driver_files) {
     if ((life_line::flags() & life_line::kLate) == 0) return 2;
     return life_line::near_end() == inherited ? 3 : 0;
   });
+}
+
+LIMBO_CHILD_ROLE(lower_driver_file) {
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  if ((life_line::flags() & life_line::kLate) != 0) return 1;
+  if (::dup2(driver.get(), 0) != 0) return 2;  // a number that the program gave up
+  return (life_line::flags() & life_line::kLate) != 0 ? 0 : 3;
 }
 
 LIMBO_CHILD_ROLE(fork_after_use) {
@@ -194,6 +207,10 @@ TEST(ForkGuard, TheOwnWordIsNullInEveryForkChild) {
 
 TEST(ForkGuard, AChildThatHoldsTheDriversFilesKeepsTheLineAndIsLate) {
   testing::ChildProcess("fork_with_driver_files").finish();
+}
+
+TEST(LifeLine, IsLateWhereTheDriverHasALowerNumber) {
+  testing::ChildProcess("lower_driver_file").finish();
 }
 
 TEST(ForkGuard, AChildForkedLaterMayDoNothingAndClosesTheListener) {

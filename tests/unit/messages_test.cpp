@@ -107,6 +107,12 @@ TEST(Messages, WhatIsAskedAndAnsweredComesBackAsItWas) {
   ASSERT_TRUE(decode(encode(Heard{5, 6}), heard_back));
   EXPECT_EQ(heard_back.export_index, 5U);
   EXPECT_EQ(heard_back.generation, 6U);
+
+  ProvesLess less_back;
+  EXPECT_EQ(frame_error(encode(ProvesLess{life_line::kLate}), 0), "");
+  ASSERT_TRUE(decode(encode(ProvesLess{life_line::kLate}), less_back));
+  EXPECT_EQ(less_back.life_line_flags, life_line::kLate);
+  EXPECT_FALSE(decode(encode(ProvesLess{0x80}), less_back));
 }
 
 TEST(Messages, ALongTextIsCutToWhatAMessageHolds) {
