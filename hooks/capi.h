@@ -7,6 +7,10 @@
 // function; copy them. No function throws. All are thread-safe. None needs the GIL, and none takes
 // it.
 //
+// In a child that was forked after its parent's first use, what asks about the parent's memory or its
+// GPUs fails with forked_child. Versions, options, probes and the making of the allocator answer there
+// too; draining and captures have nothing to do, and say 0.
+//
 // Errors of torch operators (operators.h) travel as RuntimeError instead, whose text begins with
 // "limbo[<code name>]: ", for instance "limbo[bad_descriptor]: The message is cut short ...".
 #pragma once

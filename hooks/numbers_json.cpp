@@ -138,6 +138,7 @@ std::string stats_json() {
 }
 
 std::string devices_json() {
+  if (in_forked_child()) (void)allocator_in_use();  // says so; the device is the parent's
   Device& device = process_device();
   std::vector<int> indices(static_cast<std::size_t>(device.device_count()));
   std::iota(indices.begin(), indices.end(), 0);

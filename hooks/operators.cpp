@@ -125,7 +125,7 @@ bool is_received_op(const at::Tensor& tensor) {
 }
 
 bool is_orphaned_op(const at::Tensor& tensor) {
-  return is_orphaned(tensor);
+  return for_torch([&] { return is_orphaned(tensor); });
 }
 
 std::string holders_op() {

@@ -2,6 +2,9 @@
 // (`torch.ops.load_library`, ctypes.CDLL or linking). `bytes` is a one-dimensional uint8 tensor on
 // the CPU.
 //
+// In a child that was forked after its parent's first use all but is_limbo (false) and is_received fail
+// with forked_child.
+//
 // An error is a RuntimeError whose text begins with "limbo[<code name>]: " (error_text.h); out of
 // memory is torch.OutOfMemoryError.
 #pragma once
@@ -35,7 +38,8 @@ namespace limbo {
 //                    allocated outside of private pools, or was received through it. Never throws,
 //                    starts nothing.
 //   is_received      Whether its storage was received through Limbo.
-//   is_orphaned      Whether work on it of who lends it, or has sent it on, will not come.
+//   is_orphaned      Whether work on it of who lends it, or has sent it on, will not come: of any of
+//                    the messages that brought its storage. Error: forked_child.
 //   holders, stats   JSON, as in capi.h.
 //
 // Names, and other processes (sharing.h says what each waits for):

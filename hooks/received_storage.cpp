@@ -157,7 +157,9 @@ c10::intrusive_ptr<StorageImpl> storage_of(std::unique_ptr<ReceivedBlock> block,
   for (;;) {
     const WeakStorage living = find_by_key(key);
     if (auto storage = living.lock()) {
-      received_block(storage->data_ptr())->record_stream(current);
+      ReceivedBlock* first = received_block(storage->data_ptr());
+      first->came_also_by(made ? *received_block(made->data_ptr()) : *block);
+      first->record_stream(current);
       return storage;  // the second claim ends here, with `block` or with `made`
     }
     if (!made) made = make_storage(std::move(block));

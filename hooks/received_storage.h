@@ -18,8 +18,9 @@
 namespace limbo {
 
 // The storage of `block`. Lives one of this key already, then it is used: it notes `current` as a
-// stream that uses it too (receive has made that stream wait for the message's own number), and
-// `block`, the second claim, is given back.
+// stream that uses it too (receive has made that stream wait for the message's own number), takes over
+// what that message promised (ReceivedBlock::came_also_by), and `block`, the second claim, is given
+// back.
 [[nodiscard]] c10::intrusive_ptr<c10::StorageImpl> storage_of(std::unique_ptr<ReceivedBlock> block,
                                                               StreamRef current);
 

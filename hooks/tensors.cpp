@@ -264,7 +264,7 @@ bool is_received(const at::Tensor& tensor) noexcept {
   return data != nullptr && received_block(*data) != nullptr;
 }
 
-bool is_orphaned(const at::Tensor& tensor) noexcept {
+bool is_orphaned(const at::Tensor& tensor) {
   const c10::DataPtr* data = data_pointer(tensor);
   const ReceivedBlock* block = data == nullptr ? nullptr : received_block(*data);
   return block != nullptr && block->orphaned();

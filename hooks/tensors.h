@@ -53,8 +53,11 @@ void publish_tensor(const std::string& name, const at::Tensor& tensor,
 // Whether share_tensor can lend it. Throws nothing and makes nothing.
 [[nodiscard]] bool is_lendable(const at::Tensor& tensor) noexcept;
 
-// Whether its storage came through receive_tensor or receive_storage; ReceivedBlock::orphaned.
+// Whether its storage came through receive_tensor or receive_storage.
 [[nodiscard]] bool is_received(const at::Tensor& tensor) noexcept;
-[[nodiscard]] bool is_orphaned(const at::Tensor& tensor) noexcept;
+
+// ReceivedBlock::orphaned, by any of the messages that brought its storage here; false of memory that
+// was not received. Throws kForkedChild of received memory in a child that was forked meanwhile.
+[[nodiscard]] bool is_orphaned(const at::Tensor& tensor);
 
 }  // namespace limbo

@@ -37,7 +37,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"release.after_released"},
     {"release.after_dirty"},
     // a consumer's receive and stream-ordered release
-    {"receive.before_slot", true},
+    {"receive.before_claim", true},
     {"receive.after_claim", true},
     {"receive.after_mark_mapped", true},
     {"receive.after_open", true},

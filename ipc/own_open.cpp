@@ -7,47 +7,59 @@
 
 #include "allocator/capture_gate.h"
 #include "allocator/error.h"
+#include "ipc/block_behind.h"
+#include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
+#include "ipc/left_to_parent.h"
 
 namespace limbo {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAgainAtOwn{50};
 
-class OwnBlock : public ReceivedBlock, private KeptByGraphs {
+class OwnBlock : public BlockBehind, private KeptByGraphs {
  public:
   OwnBlock(Device& device, OwnOpens& opens, LiveBlocks& living, ReceiveCounts& counts)
-      : device_(device), opens_(opens), counts_(counts), ending_(1), living_(living, this) {}
+      : device_(device), opens_(opens), counts_(counts), living_(living, this) {
+    owned_->ending.emplace_back();
+  }
   ~OwnBlock() override {
     if (!released_.load()) release();
   }
 
   // Before fill, which cannot fail.
   void prepare(const OwnOpen& own, const std::optional<StreamUse>& receiving) {
-    ending_.front().own = own;
-    if (receiving) ending_.front().streams.push_back(*receiving);
-    living_.begin();
+    ending().own = own;
+    if (receiving) ending().streams.push_back(*receiving);
+    std::vector<NumberBehind> numbers;
+    for (const ForwardersNumber& number : own.behind) {
+      numbers.push_back({.point = number.point, .foreign = number.timelines});
+    }
+    behind().set(std::move(numbers), own.upstream_lost);
+    living_.begin(own.block.stream.device);
   }
   void hold(HeldPlace&& held) noexcept { held_ = std::move(held); }
-  void fill(OwnOpen&& own, const Descriptor& descriptor) noexcept {
-    own_ = std::move(own);
+  void fill(const OwnOpen& own, const Descriptor& descriptor) noexcept {
+    home_ = own.block.stream;
+    data_ = static_cast<std::byte*>(own.block.piece_base) + own.offset_bytes;
     key_ = {descriptor.producer,
             descriptor.ticket.piece_index,
             descriptor.ticket.piece_generation,
-            own_.offset_bytes,
-            own_.size_bytes,
-            own_.block.stream.device};
+            own.offset_bytes,
+            own.size_bytes,
+            home_.device};
     released_.store(false);
   }
 
-  [[nodiscard]] void* data() const noexcept override {
-    return static_cast<std::byte*>(own_.block.piece_base) + own_.offset_bytes;
-  }
+  [[nodiscard]] void* data() const noexcept override { return data_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept override { return key_.size_bytes; }
   [[nodiscard]] int device() const noexcept override { return key_.device; }
   [[nodiscard]] const ReceivedKey& key() const noexcept override { return key_; }
   [[nodiscard]] bool same_process() const noexcept override { return true; }
-  [[nodiscard]] bool orphaned() const noexcept override { return own_.ended_early(); }
+  [[nodiscard]] bool orphaned() const override {
+    fork_guard::begin_use();
+    return behind().lost();
+  }
 
   void record_stream(StreamRef stream) override {
     fork_guard::begin_use();
@@ -56,47 +68,50 @@ class OwnBlock : public ReceivedBlock, private KeptByGraphs {
     if (use.id == kNamedInCapture) end = opens_.end_of_graph(stream);
     const std::lock_guard lock(mutex_);
     if (released_.load()) return;
-    OwnOpens::Ending& ending = ending_.front();
-    if (end) ending.graphs.push_back(std::move(end));
-    if (stream == own_.block.stream) return;
-    if (std::find(ending.streams.begin(), ending.streams.end(), use) == ending.streams.end()) {
-      ending.streams.push_back(use);
-    }
+    if (end) ending().graphs.push_back(std::move(end));
+    if (stream == home_) return;
+    std::vector<StreamUse>& streams = ending().streams;
+    if (std::find(streams.begin(), streams.end(), use) == streams.end()) streams.push_back(use);
   }
 
   void release() noexcept override {
     if (fork_guard::is_forked_child()) return;
-    std::list<OwnOpens::Ending> ending;
+    std::list<OwnOpens::Ending> given_back;
     {
       const std::lock_guard lock(mutex_);
       if (released_.exchange(true)) {
         counts_.double_releases.fetch_add(1, std::memory_order_relaxed);
         return;
       }
-      ending.swap(ending_);
+      given_back.swap(owned_->ending);
     }
     // Of the one thread that releases, and before the pin may be undone.
     held_.end();
     living_.end();
     counts_.releases.fetch_add(1, std::memory_order_relaxed);
-    opens_.end(std::move(ending));
+    opens_.end(std::move(given_back));
   }
 
  private:
   void keep_until(const std::shared_ptr<const GraphEnd>& end) override {
     const std::lock_guard lock(mutex_);
-    if (!released_.load()) ending_.front().graphs.push_back(end);
+    if (!released_.load()) ending().graphs.push_back(end);
   }
-  [[nodiscard]] int kept_on() const noexcept override { return key_.device; }
+
+  struct Owned {
+    std::list<OwnOpens::Ending> ending;  // one, until it is released
+  };
+  [[nodiscard]] OwnOpens::Ending& ending() noexcept { return owned_->ending.front(); }
 
   Device& device_;
   OwnOpens& opens_;
   ReceiveCounts& counts_;
-  OwnOpen own_;
+  StreamRef home_;
+  void* data_ = nullptr;
   ReceivedKey key_;
-  std::atomic<bool> released_{true};    // until fill
-  std::mutex mutex_;                    // guards ending_; a leaf
-  std::list<OwnOpens::Ending> ending_;  // one, until it is released
+  std::atomic<bool> released_{true};  // until fill
+  std::mutex mutex_;                  // guards the ending; a leaf
+  LeftToParent<Owned> owned_;
   Living living_;
   HeldPlace held_;
 };
@@ -241,12 +256,16 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                                               const ReceiveOptions& options, Device& device,
                                               Producer& producer, OwnOpens& opens,
                                               LiveBlocks& living, ReceiveCounts& counts) {
+  const ExportTicket& ticket = descriptor.ticket;
+  DeclinedUnlessClaimed promise(
+      [&] { producer.decline_own(ticket.export_index, ticket.generation); });
+  LIMBO_FAIL_POINT("receive.before_claim");
   auto block = std::make_unique<OwnBlock>(device, opens, living, counts);
-  OwnOpen own = producer.open_own(descriptor.ticket.export_index, descriptor.ticket.generation);
+  const OwnOpen own = producer.open_own(ticket.export_index, ticket.generation);
+  promise.claimed();
   PinGuard guard(opens, own);
   const StreamRef home = own.block.stream;
-  if (own.offset_bytes != descriptor.ticket.offset_bytes ||
-      own.size_bytes != descriptor.ticket.size_bytes) {
+  if (own.offset_bytes != ticket.offset_bytes || own.size_bytes != ticket.size_bytes) {
     throw Error(ErrorCode::kBadDescriptor, "The message does not match its sender's ledger.",
                 "Pass descriptors on exactly as share() returned them.");
   }
@@ -280,7 +299,7 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
                 .ticket = {},
                 .own = own}});
   guard.disarm();
-  block->fill(std::move(own), descriptor);
+  block->fill(own, descriptor);
   counts.receives.fetch_add(1, std::memory_order_relaxed);
   return block;
 }

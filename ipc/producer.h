@@ -119,6 +119,8 @@ class Producer : public Lender {
 
   // Throws kGone, kWithdrawn or kExpired, as a consumer would meet. Takes one off in flight, once.
   [[nodiscard]] OwnOpen open_own(std::uint32_t export_index, std::uint64_t generation);
+  // This process itself will not open it. Takes one off in flight, once.
+  void decline_own(std::uint32_t export_index, std::uint64_t generation);
   // Makes `stream` wait for a number of this process's own timelines.
   void wait_own(StreamRef stream, const TimelinePoint& point);
   // Makes `stream` wait for what was opened: for numbers of this process, or of who has forwarded it.

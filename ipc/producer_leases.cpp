@@ -146,6 +146,15 @@ void Producer::decline(std::uint32_t lease_number, std::uint32_t export_index,
   impl.run_pass(Look::kChanged);
 }
 
+void Producer::decline_own(std::uint32_t export_index, std::uint64_t generation) {
+  Impl& impl = *impl_;
+  Impl::Hold hold(impl);
+  const protocol::ClaimWord word{generation, export_index, protocol::ClaimState::kHeld};
+  if (!protocol::names_an_export(protocol::g_memory, impl.exports, word)) return;
+  impl.exports.claimed_by_owner(export_index);
+  impl.run_pass(Look::kChanged);
+}
+
 void Producer::row_half_full(std::uint32_t lease_number) {
   Impl::Hold hold(*impl_);
   if (impl_->find_lease(lease_number) != nullptr) impl_->run_pass(Look::kChanged);

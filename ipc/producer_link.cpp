@@ -122,11 +122,6 @@ void ProducerLink::wait(StreamRef stream, const SenderPoint& sent) {
   device_.wait_word(stream, word, point.number);
 }
 
-bool ProducerLink::ended_before(const SenderPoint& sent) const noexcept {
-  if (sent.foreign) return sent.foreign->ended_before(sent.point.index, sent.point.number);
-  return sent.point.owner != 0 && own_timelines_.ended_before(sent.point);
-}
-
 void ProducerLink::decline(std::uint32_t export_index, std::uint64_t generation) noexcept {
   LIMBO_FAIL_POINT("decline.before_send");
   try {

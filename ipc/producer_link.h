@@ -70,9 +70,10 @@ class ProducerLink {
   // Later work of `stream` waits for it. Throws kBadDescriptor for a timeline that cannot exist,
   // kDeviceError.
   void wait(StreamRef stream, const SenderPoint& sent);
-  // Whether its owner has died, or lost its context, before it came: who waited was let pass. Of the
-  // producer's own numbers orphaned() tells.
-  [[nodiscard]] bool ended_before(const SenderPoint& sent) const noexcept;
+  // What has become of a number of this process's own for this producer.
+  [[nodiscard]] protocol::Arrival own_arrival(const TimelinePoint& point) const noexcept {
+    return own_timelines_.arrival(point);
+  }
 
   // ---- sending on ----------------------------------------------------------------------------
 

@@ -109,6 +109,14 @@ ExportFacts read_export(const LedgerView& ledger, const ExportTicket& ticket) {
   return facts;
 }
 
+// The owner's own numbers say nothing that its end does not.
+void add_behind(std::vector<NumberBehind>& behind, const std::shared_ptr<ProducerLink>& link,
+                const SenderPoint& sent) {
+  if (sent.point.owner == 0 || sent.point.number == 0) return;
+  behind.push_back(
+      {.point = sent.point, .foreign = sent.foreign, .own = sent.foreign ? nullptr : link});
+}
+
 }  // namespace
 
 // What a receive has until the block takes it over: a hold on its mapping, and then a claim that
@@ -180,19 +188,26 @@ Receiver::Receiver(Device& device, Links& links, ReleaseQueue& releases, Service
       living_(living),
       counts_(counts) {}
 
-std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
-                                                 const ReceiveOptions& options) {
+std::shared_ptr<ProducerLink> Receiver::link_to_sender(const Descriptor& descriptor) {
   if (descriptor.boot != boot_id()) {
     throw Error(ErrorCode::kProducerExited,
                 "The message was sent before this machine was last started, or on another one.",
                 "Both processes must run on one machine.");
   }
+  return links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name},
+                    {descriptor.ticket.export_index, descriptor.ticket.generation});
+}
+
+void Receiver::decline(const Descriptor& descriptor) {
+  link_to_sender(descriptor)->decline(descriptor.ticket.export_index, descriptor.ticket.generation);
+}
+
+std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
+                                                 const ReceiveOptions& options) {
   const ExportTicket& ticket = descriptor.ticket;
-  auto block = std::make_unique<ClaimedBlock>(releases_, living_, counts_);
   while (true) {
-    const std::shared_ptr<ProducerLink> link =
-        links_.get({descriptor.producer, descriptor.directory, descriptor.socket_name},
-                   {ticket.export_index, ticket.generation});
+    const std::shared_ptr<ProducerLink> link = link_to_sender(descriptor);
+    DeclinedUnlessClaimed promise([&] { link->decline(ticket.export_index, ticket.generation); });
     if (link->producer_lost_context()) {
       throw Error(ErrorCode::kProducerExited,
                   "The process that sent this has lost its GPU context, and the memory with it.",
@@ -201,11 +216,18 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
     if (ticket.export_index >= link->ledger().capacities().exports) {
       mismatch("its export is out of range");
     }
-    std::optional<Claim> claimed = claim(link, ticket, options);
-    if (!claimed) continue;
+    LIMBO_FAIL_POINT("receive.before_claim");
+    auto block = std::make_unique<ClaimedBlock>(releases_, living_, counts_);
     block->belong_to(device_, link);
+    Claim claimed(link, unmapper_);
+    find_mapping(claimed, ticket, options);
+    const std::optional<std::uint32_t> slot = slot_for_claim(*link);
+    promise.claimed();  // or it will be, by another connection
+    if (!slot) continue;
+
+    claim(claimed, *link, ticket, *slot);
     LIMBO_FAIL_POINT("receive.after_claim");
-    open(*block, *claimed, link, ticket, options);
+    open(*block, claimed, link, ticket, options);
     counts_.receives.fetch_add(1, std::memory_order_relaxed);
     return block;
   }
@@ -220,9 +242,10 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
     if (releases_.is_lost(device)) throw_lost(device, {});
     const StreamUse home = receiving_stream(device_, device, options);
     // Before it is mapped: an owner that ends waits for that, and is asked nothing behind it.
-    std::array<SenderPoint, 2> sent{link->meet(facts.points[0]), link->meet(facts.points[1])};
-    std::vector<SenderPoint> upstream;
-    for (const TimelinePoint& point : facts.upstream) upstream.push_back(link->meet(point));
+    const std::array<SenderPoint, 2> sent{link->meet(facts.points[0]), link->meet(facts.points[1])};
+    std::vector<NumberBehind> behind;
+    for (const SenderPoint& point : sent) add_behind(behind, link, point);
+    for (const TimelinePoint& point : facts.upstream) add_behind(behind, link, link->meet(point));
     map(claimed, *link, facts.piece);
     {
       const StreamQuestion question(device_, StreamQuestion::Patient{});
@@ -239,9 +262,10 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
           .link = link,
           .claim = claimed.release(),
           .ticket = ticket,
-          .own = {}}});
+          .own = {}}},
+        device);
     claimed.hand_over(block.job());
-    block.fill(facts, home, std::move(sent), std::move(upstream));
+    block.fill(facts, home, std::move(behind));
   } catch (const Error& failure) {
     if (failure.code() != ErrorCode::kDeviceError) throw;
     if (releases_.is_lost(device, true)) {
@@ -263,44 +287,33 @@ void Receiver::map(Claim& claimed, ProducerLink& link, const PieceFacts& piece) 
   }
 }
 
-std::optional<Receiver::Claim> Receiver::claim(const std::shared_ptr<ProducerLink>& link,
-                                               const ExportTicket& ticket,
-                                               const ReceiveOptions& options) const {
-  Claim claimed(link, unmapper_);
-  std::optional<std::uint32_t> slot;
-  try {
-    LIMBO_FAIL_POINT("receive.before_slot");
-    find_mapping(claimed, ticket, options);
-    slot = take_slot(*link);
-    if (!slot && link->row().is_closed()) return std::nullopt;
-  } catch (...) {
-    link->decline(ticket.export_index, ticket.generation);
-    throw;
-  }
-  if (!slot) {
-    link->decline(ticket.export_index, ticket.generation);
-    throw Error(ErrorCode::kLedgerFull,
-                "This process holds " + std::to_string(link->row().view().claims()) +
-                    " messages of one sender, as many as the sender's table takes.",
-                "Raise the option ledger_claims (LIMBO_LEDGER_CLAIMS) in the sender, or let go of "
-                "received tensors.");
-  }
+std::optional<std::uint32_t> Receiver::slot_for_claim(ProducerLink& link) const {
+  const auto slot = take_slot(link);
+  if (slot || link.row().is_closed()) return slot;
+  throw Error(ErrorCode::kLedgerFull,
+              "This process holds " + std::to_string(link.row().view().claims()) +
+                  " messages of one sender, as many as the sender's table takes.",
+              "Raise the option ledger_claims (LIMBO_LEDGER_CLAIMS) in the sender, or let go of "
+              "received tensors.");
+}
+
+void Receiver::claim(Claim& claimed, ProducerLink& link, const ExportTicket& ticket,
+                     std::uint32_t slot) const {
   const protocol::ClaimTarget target{ticket.export_index, ticket.generation};
   const auto until = std::chrono::steady_clock::now() + kClosingPatience;
   protocol::StdMemory memory;
-  const auto verdict =
-      protocol::claim(memory, link->row().view(), *slot,
-                      link->ledger().export_word(ticket.export_index), target, [&] {
-                        std::this_thread::yield();
-                        return protocol::makes(protocol::Mistake::kClosingWithoutPatience) ||
-                               std::chrono::steady_clock::now() < until;
-                      });
+  const auto verdict = protocol::claim(
+      memory, link.row().view(), slot, link.ledger().export_word(ticket.export_index), target, [&] {
+        std::this_thread::yield();
+        return protocol::makes(protocol::Mistake::kClosingWithoutPatience) ||
+               std::chrono::steady_clock::now() < until;
+      });
   if (verdict == protocol::ClaimVerdict::kStands) {
-    claimed.stands({*slot, target});
-    return claimed;
+    claimed.stands({slot, target});
+    return;
   }
-  link->row().released(*slot);
-  if (link->producer_has_ended()) producer_exited();
+  link.row().released(slot);
+  if (link.producer_has_ended()) producer_exited();
   throw_refused(verdict);
 }
 

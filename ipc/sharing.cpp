@@ -160,7 +160,14 @@ void SharingService::take_back(const Descriptor& descriptor) {
 Received SharingService::receive(ByteSpan bytes, const ReceiveOptions& options) {
   fork_guard::begin_use();
   Descriptor descriptor = decode_descriptor(bytes);
-  if (options.check_extra) options.check_extra(descriptor.extra);
+  if (options.check_extra) {
+    try {
+      options.check_extra(descriptor.extra);
+    } catch (...) {
+      decline(descriptor);
+      throw;
+    }
+  }
   Engine& with = engine();
   Received received;
   if (descriptor.producer == owned_incarnation_) {
@@ -172,6 +179,20 @@ Received SharingService::receive(ByteSpan bytes, const ReceiveOptions& options) 
   }
   received.extra = std::move(descriptor.extra);
   return received;
+}
+
+// Its sender would wait for this process until its time is over.
+void SharingService::decline(const Descriptor& descriptor) noexcept {
+  try {
+    Engine& with = engine();
+    if (descriptor.producer != owned_incarnation_) {
+      with.receiver.decline(descriptor);
+    } else if (Lending* lend = lending_.load(std::memory_order_acquire)) {
+      lend->producer.decline_own(descriptor.ticket.export_index, descriptor.ticket.generation);
+    }
+  } catch (const std::exception&) {
+    // No device here, or no way to the sender: then it does.
+  }
 }
 
 Bytes SharingService::peek_extra(ByteSpan descriptor) {
@@ -190,13 +211,13 @@ void SharingService::withdraw(ByteSpan bytes) {
 
 // Made here: an export of this process's own, or one that was forwarded for it.
 bool SharingService::is_of_this_process(const Descriptor& descriptor) {
+  Engine* with = engine_.load(std::memory_order_acquire);  // before that, it has no incarnation
+  if (with == nullptr) return false;
   const std::uint32_t forwarder = descriptor.ticket.points[0].owner;
   if (descriptor.producer == owned_incarnation_) {
     return forwarder == 0 && lending_.load(std::memory_order_acquire) != nullptr;
   }
-  Engine* with = engine_.load(std::memory_order_acquire);
-  return forwarder != 0 && with != nullptr &&
-         with->links.has_sent_on(descriptor.producer, forwarder - 1);
+  return forwarder != 0 && with->links.has_sent_on(descriptor.producer, forwarder - 1);
 }
 
 bool SharingService::collect() {

@@ -65,7 +65,9 @@ struct ReceivedKey {
   friend bool operator==(const ReceivedKey&, const ReceivedKey&) = default;
 };
 
-// One claim on one export. Made by Sharing::receive; release() ends it, and so does the destructor.
+// One claim on one export. Made by Sharing::receive; release() ends it, and so does the destructor. In a
+// child that was forked meanwhile both do nothing: the claim is the parent's, and the memory is not the
+// child's. What a block is called (data, size, device, key) can be asked there too.
 class ReceivedBlock {
  public:
   virtual ~ReceivedBlock() = default;
@@ -81,7 +83,13 @@ class ReceivedBlock {
   // The producer has died, or one of all who have sent the block on has before its own work was done:
   // the memory stays readable, that work will not come. Whoever has waited for the receiving stream
   // sees it. It stays so, here and where it is sent on, whoever writes the block anew: send a copy.
-  [[nodiscard]] virtual bool orphaned() const noexcept = 0;
+  // Throws kForkedChild: a fork child does not see who lives.
+  [[nodiscard]] virtual bool orphaned() const = 0;
+
+  // `other`, of the same key, brought the same memory and will be given back: orphaned() is true from
+  // here on where either message's would be. Takes no more room the more messages there are. Throws
+  // kForkedChild.
+  virtual void came_also_by(const ReceivedBlock& other) = 0;
 
   // The block is also used on `stream`: the release waits for what that has queued by then. A stream
   // that was named lives until stats().releases_pending is 0: NVIDIA's driver crashes on the handle
@@ -177,8 +185,10 @@ class Sharing {
                                     const ShareOptions& options, ByteSpan extra) = 0;
 
   // Errors: kBadDescriptor, kGone, kWithdrawn, kExpired, kProducerExited, kDeviceNotVisible,
-  // kNoChannel, kLedgerFull, kDeviceError. After an error nothing is held; a piece that was mapped
-  // for it may stay in the import cache. Blocks up to the handshake deadline on the first message
+  // kNoChannel, kLedgerFull, kDeviceError, and what check_extra throws. After an error nothing is held,
+  // and the sender expects this process no more (where it can be told; else until the message's time
+  // is over, as after bytes that are no descriptor); a piece that was mapped for it may stay in the
+  // import cache. Blocks up to the handshake deadline on the first message
   // of a producer, for the driver's open on the first message of a piece, and a fraction of a
   // second when this process's row is full of releases that the producer has not noted yet.
   [[nodiscard]] virtual Received receive(ByteSpan descriptor, const ReceiveOptions& options) = 0;

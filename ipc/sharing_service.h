@@ -71,13 +71,15 @@ class SharingService : public Sharing {
   void share_own(const void* data, std::size_t size_bytes, const ShareOptions& options,
                  Descriptor& descriptor);
   void take_back(const Descriptor& descriptor);
+  void decline(const Descriptor& descriptor) noexcept;
   [[nodiscard]] bool is_of_this_process(const Descriptor& descriptor);
 
   const DeviceSource device_source_;
   const AllocatorSource allocator_source_;
   void (*on_start_)() = nullptr;
 
-  std::mutex making_;  // guards making the next four, once
+  // Guards making the next four, once. `owned_incarnation_` is read behind `engine_`.
+  std::mutex making_;
   Incarnation owned_incarnation_;
   std::unique_ptr<Engine> owned_engine_;
   std::unique_ptr<Lending> owned_lending_;

@@ -155,4 +155,10 @@ bool Timelines::ended_before(const TimelinePoint& point) const noexcept {
          protocol::ended_before(protocol::g_memory, &timeline(point.index).ended_at, point.number);
 }
 
+protocol::Arrival Timelines::arrival(const TimelinePoint& point) const noexcept {
+  if (point.index >= capacity_) return protocol::Arrival::kCame;  // there is nothing to come
+  Timeline& words = timeline(point.index);
+  return protocol::arrival_of(protocol::g_memory, &words.value, &words.ended_at, point.number);
+}
+
 }  // namespace limbo

@@ -14,6 +14,7 @@
 
 #include "allocator/device/device.h"
 #include "ipc/layout.h"
+#include "ipc/protocol/timeline.h"
 #include "ipc/shared_memory.h"
 
 namespace limbo {
@@ -42,6 +43,8 @@ class Timelines {
   void end_all() noexcept;
   // Whether it was let pass without that number.
   [[nodiscard]] bool ended_before(const TimelinePoint& point) const noexcept;
+  // The same while it may still come.
+  [[nodiscard]] protocol::Arrival arrival(const TimelinePoint& point) const noexcept;
 
   [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
   [[nodiscard]] SharedWord& value(std::uint32_t index) const noexcept;

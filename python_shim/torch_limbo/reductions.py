@@ -36,14 +36,19 @@ index torch's name            Limbo's value
 Indices 4 and 6 are classes of this package. Whoever unpickles them imports it by that, and can send
 on; an unpickler that allows modules by name has to allow ``torch_limbo``.
 
+A pickle that fails halfway takes back what it has shared: ``ForkingPickler.dump`` sees to that.
+
 All functions are thread-safe. In a child that was forked after its parent had used the GPU they
 raise torch's own error or ``forked_child``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -79,14 +84,31 @@ def tensor_of(data: bytes | bytearray | memoryview) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _message_of(data: bytes | bytearray | memoryview) -> torch.Tensor:
-    """A message as the operators take it; broken bytes are refused before CUDA is started."""
-    message = tensor_of(data)
-    if not torch.cuda.is_initialized():
-        _library.load()
-        with limbo_errors():
-            torch.ops.limbo.kind(message)
-    return message
+def _is_readable(message: torch.Tensor) -> bool:
+    """Whether the message says what it holds; asks without claiming anything."""
+    _library.load()
+    try:
+        torch.ops.limbo.kind(message)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _open(name: str, descriptor: bytes | bytearray | memoryview, device: Any) -> torch.Tensor:
+    """What the operator `name` makes of a message.
+
+    One that cannot be read is refused by the operator, which tells its sender, and nobody has to
+    start CUDA for it.
+    """
+    message = tensor_of(descriptor)
+    if torch.cuda.is_initialized() or _is_readable(message):
+        index = device_argument(device)
+        _library.start_cuda()
+    else:
+        index = -1
+    with limbo_errors():
+        opened: torch.Tensor = getattr(torch.ops.limbo, name)(message, index)
+    return opened
 
 
 class LimboStorage:
@@ -148,7 +170,9 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
     if storage_size_bytes != 0:
         kind = KIND_PARAMETER if isinstance(tensor, torch.nn.Parameter) else KIND_TENSOR
         with limbo_errors():
-            descriptor = bytes_of(torch.ops.limbo.share(tensor, 1, None, kind))
+            message = torch.ops.limbo.share(tensor, 1, None, kind)
+        _note_in_pickle(message)
+        descriptor = bytes_of(message)
     arguments = (
         type(tensor),
         tensor.size(),
@@ -219,23 +243,14 @@ def dressed(tensor: torch.Tensor, parameter: bool, requires_grad: bool) -> torch
 
 def receive_tensor(descriptor: bytes | bytearray | memoryview, device: Any) -> torch.Tensor:
     """Open a message of ``share``; see ``api.receive``."""
-    message = _message_of(descriptor)
-    index = device_argument(device)
-    _library.start_cuda()
-    with limbo_errors():
-        tensor: torch.Tensor = torch.ops.limbo.receive(message, index)
-    return tensor
+    return _open("receive", descriptor, device)
 
 
 def receive_storage(
     descriptor: bytes | bytearray | memoryview, device: Any
 ) -> torch.UntypedStorage:
     """Open a message of a tensor or a storage; the whole storage."""
-    message = _message_of(descriptor)
-    index = device_argument(device)
-    _library.start_cuda()
-    with limbo_errors():
-        tensor = torch.ops.limbo.receive_storage(message, index)
+    tensor = _open("receive_storage", descriptor, device)
     storage: torch.UntypedStorage = tensor.untyped_storage()
     return storage
 
@@ -251,6 +266,7 @@ def reduce_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
                 return (rebuild_storage, (None, device))
             with limbo_errors():
                 message = torch.ops.limbo.share_storage(whole, 1, None)
+            _note_in_pickle(message)
             return (rebuild_storage, (bytes_of(message), device))
     reduced: tuple[Callable[..., Any], tuple[Any, ...]] = _stock_reduce_storage(storage)
     return reduced
@@ -326,6 +342,42 @@ _stock_reduce_storage = _put_in_front("reduce_storage", _body_of_reduce_storage,
 _stock_rebuild_cuda_tensor = _put_in_front(
     "rebuild_cuda_tensor", _body_of_rebuild_cuda_tensor, rebuild_cuda_tensor
 )
+
+
+class _Pickle(threading.local):
+    """What the pickle that this thread is making has shared so far; None: it makes none."""
+
+    messages: list[torch.Tensor] | None = None
+
+
+_pickle = _Pickle()
+
+
+def _note_in_pickle(message: torch.Tensor) -> None:
+    if _pickle.messages is not None:
+        _pickle.messages.append(message)
+
+
+def _dump_or_take_back(pickler: ForkingPickler, obj: Any) -> Any:
+    """``ForkingPickler.dump``. Where it fails, nobody will open what it has shared."""
+    outer = _pickle.messages
+    mine: list[torch.Tensor] = []
+    _pickle.messages = mine
+    try:
+        return _stock_dump(pickler, obj)
+    except BaseException:
+        for message in mine:
+            with contextlib.suppress(RuntimeError):  # else it ends by its time limit
+                torch.ops.limbo.withdraw(message)
+        raise
+    finally:
+        _pickle.messages = outer
+
+
+# The package may be imported anew: then what stands there is its own.
+_stock_dump = getattr(ForkingPickler.dump, "_limbo_stock", ForkingPickler.dump)
+_dump_or_take_back._limbo_stock = _stock_dump  # type: ignore[attr-defined]
+ForkingPickler.dump = _dump_or_take_back  # type: ignore[method-assign]
 
 
 def send_by_descriptor(on: bool) -> None:

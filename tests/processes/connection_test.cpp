@@ -89,7 +89,7 @@ TEST_F(GivenUpConnectionTest, ItTakesNoClaimsAnyMore) {
   reader_.receive("r", sender_.share("b"));
   reader_.drop("r");
   EXPECT_TRUE(sender_.becomes("held_claims", 0));
-  reader_.set_fail_points("receive.before_slot=delay:1000@1");
+  reader_.set_fail_points("receive.before_claim=delay:1000@1");
   reader_.send("receive r " + message + " -1");
   sender_.cut_connections();
   EXPECT_EQ(error_of([&] { (void)reader_.answer(); }), "none");

@@ -42,6 +42,46 @@ TEST_F(ForkTest, AChildOfAForkChildOwnsNothingEither) {
   expect_all_back();
 }
 
+// A block of this very process, one that its parent has given back, and one whose owner has ended.
+TEST_F(ForkTest, NothingThatWasReceivedCanBeUsedInAForkChild) {
+  sender_.allocate("b", kMiB, 1);
+  sender_.use_stream("reading");
+  sender_.receive("own", sender_.share("b"));
+  EXPECT_EQ(sender_.use_in_fork_child(), "forked_child");
+  EXPECT_FALSE(sender_.orphaned("own"));
+  sender_.drop("own");
+  sender_.use_stream("default");
+  sender_.free("b");
+
+  lend(reader_, "held");
+  lend(reader_, "given_back");
+  reader_.release("given_back");
+  EXPECT_EQ(reader_.use_in_fork_child(), "forked_child");
+  EXPECT_FALSE(reader_.orphaned("held"));
+  sender_.process().kill();
+  EXPECT_TRUE(eventually([&] { return reader_.orphaned("held"); }));
+  EXPECT_EQ(reader_.use_in_fork_child(), "forked_child");
+  EXPECT_TRUE(reader_.holds("held", 1));
+  for (const char* name : {"held", "given_back"}) reader_.drop(name);
+}
+
+// Whatever the threads that a child does not have were doing: they receive and give back without a
+// driver call between, so that one of them has a lock at many a fork.
+TEST_F(ForkTest, AChildDropsWhatWasReceivedWhileThreadsReceive) {
+  sender_.allocate("b", kMiB, 1);
+  const std::string message = sender_.share("b");
+  sender_.receive("own", message);
+  reader_.receive("r", message);
+  constexpr int kChildren = 100;
+  EXPECT_EQ(sender_.drop_in_fork_children(kChildren, message), kChildren);
+  EXPECT_EQ(reader_.drop_in_fork_children(10, message), 10);
+  EXPECT_TRUE(reader_.holds("r", 1));
+  reader_.drop("r");
+  sender_.drop("own");
+  sender_.free("b");
+  expect_all_back();
+}
+
 // Each is a process of its own: what it holds goes with itself alone.
 TEST_F(ForkTest, AFamilyForkedBeforeTheFirstUse) {
   sender_.allocate("b", kMiB, 1);

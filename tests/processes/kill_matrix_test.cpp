@@ -76,7 +76,7 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
   void arm() {
     Peer& victim = kills_reader() ? reader_ : sender_;
     std::string spec = std::string(point()) + "=crash";
-    if (point() == "decline.before_send") spec += ",receive.before_slot=error";
+    if (point() == "decline.before_send") spec += ",receive.before_claim=error";
     if (point() == "bye.before_send") spec += ",connect.after_welcome=error";
     victim.set_fail_points(spec);
   }
@@ -153,7 +153,7 @@ class KillMatrixTest : public ::testing::TestWithParam<std::size_t> {
     Peer third;
     attempt([&] { third.set_fail_points("connect.after_welcome=error"); });
     open(third, "v", send("c"));
-    attempt([&] { third.set_fail_points("receive.before_slot=error"); });
+    attempt([&] { third.set_fail_points("receive.before_claim=error"); });
     open(third, "v", send("c"));
     attempt([&] { third.set_fail_points(""); });
     open(third, "v", send("c"));

@@ -185,6 +185,30 @@ TEST_F(DeadForwarderTest, WhatWasEndedByForceStaysCompleted) {
   EXPECT_EQ(sender_.stat("leases_swept"), 1);
 }
 
+// Memory that came before, by a message of its owner's, stands for both: here at a third process, and at
+// the owner itself.
+TEST_F(DeadForwarderTest, WhatASecondMessagePromisedIsMarkedAtTheFirst) {
+  send_both();
+  sender_.use_stream("reading");
+  for (Peer* peer : {&third_, &sender_}) {
+    for (const char* name : {"written", "unwritten"}) {
+      const std::string first = std::string("first_") + name;
+      peer->receive(first, sender_.share(name));
+      peer->receive("second", name == std::string("written") ? written_ : unwritten_);
+      peer->came_also_by(first, "second");
+      peer->drop("second");
+      EXPECT_FALSE(peer->orphaned(first));
+    }
+  }
+  forwarder_->process().kill();
+  for (Peer* peer : {&third_, &sender_}) expect_marks(*peer, "first_");
+  sender_.use_stream("default");
+  for (const char* name : {"written", "unwritten"}) sender_.free(name);
+  EXPECT_TRUE(sender_.becomes("limbo", 0));
+  sender_.empty_cache();  // waits for the events of other streams
+  expect_all_back();
+}
+
 // One that lives on without its context has ended its own numbers.
 TEST_F(LostForwarderTest, WhatALostContextLeavesUnwrittenIsMarked) {
   LIMBO_NEEDS_SIMULATED_DEVICE();  // on hardware the kernel ends before the error is reported

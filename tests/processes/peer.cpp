@@ -124,6 +124,9 @@ std::string Peer::share(const std::string& name, std::int64_t time_limit_ms, int
 void Peer::receive(const std::string& name, const std::string& descriptor, int device) {
   call("receive " + name + " " + descriptor + " " + std::to_string(device));
 }
+void Peer::refuse(const std::string& descriptor) {
+  call("refuse " + descriptor);
+}
 void Peer::release(const std::string& name) {
   call("release " + name);
 }
@@ -159,6 +162,9 @@ bool Peer::drain(std::chrono::milliseconds at_most) {
 }
 bool Peer::orphaned(const std::string& name) {
   return call("orphaned " + name) == "1";
+}
+void Peer::came_also_by(const std::string& name, const std::string& other) {
+  call("came_also_by " + name + " " + other);
 }
 void Peer::empty_cache() {
   call("empty_cache");
@@ -218,6 +224,9 @@ pid_t Peer::fork_idle_child() {
 }
 std::string Peer::use_in_fork_child(int generations) {
   return call("use_in_fork_child " + std::to_string(generations));
+}
+int Peer::drop_in_fork_children(int children, const std::string& message) {
+  return std::stoi(call("drop_in_fork_children " + std::to_string(children) + " " + message));
 }
 pid_t Peer::spawn_idle_program() {
   return static_cast<pid_t>(std::stol(call("spawn_idle_program")));

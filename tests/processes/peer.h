@@ -68,6 +68,8 @@ class Peer {
   [[nodiscard]] std::string share(const std::string& name, std::int64_t time_limit_ms = -1,
                                   int consumers = 1);
   void receive(const std::string& name, const std::string& descriptor, int device = -1);
+  // Refuses it for what it carries: ReceiveOptions::check_extra throws.
+  void refuse(const std::string& descriptor);
   void release(const std::string& name);
   void drop(const std::string& name);        // destroys the received block
   void drop_aside(const std::string& name);  // the same by another thread, without waiting for it
@@ -82,6 +84,8 @@ class Peer {
   std::string reap(bool force);
   [[nodiscard]] bool drain(std::chrono::milliseconds at_most);
   [[nodiscard]] bool orphaned(const std::string& name);
+  // Both are received: ReceivedBlock::came_also_by of the first.
+  void came_also_by(const std::string& name, const std::string& other);
   void empty_cache();
 
   // "allocated", "active", "reserved", "limbo", "held_for_readers" (bytes), and the numbers of
@@ -112,9 +116,12 @@ class Peer {
 
   // Forks; the child does nothing but wait until it is killed. Returns its pid.
   pid_t fork_idle_child();
-  // Forks, and uses sharing in the child (2: in a child of that child): the code of the error it
-  // meets, or "none".
+  // Forks, and uses sharing and all that was received in the child (2: in a child of that child):
+  // the code of the error that every use meets, or what they meet; nothing when it died of them.
   [[nodiscard]] std::string use_in_fork_child(int generations = 1);
+  // Forks so many children, one after another, while other threads receive and release `message`. Each
+  // drops all that this process has received and ends. How many did so.
+  [[nodiscard]] int drop_in_fork_children(int children, const std::string& message);
   // Starts another program that does nothing; its pid.
   pid_t spawn_idle_program();
   // Shuts every connection of its channels, at both ends, and goes on.

@@ -5,6 +5,9 @@
 
 #include <functional>
 #include <string>
+#include <vector>
+
+#include "ipc/sharing.h"
 
 namespace limbo::testing {
 
@@ -14,9 +17,17 @@ pid_t fork_idle_child();
 // Another program, by posix_spawn, that does nothing.
 pid_t spawn_idle_program();
 
-// Uses sharing in a fork child (2: in a child of that child), and then drops what its parent holds
-// there. The code of the error that it meets, or "none".
-[[nodiscard]] std::string use_in_fork_child(int generations, const std::function<void()>& drop_all);
+// Uses sharing in a fork child (2: in a child of that child), and what its parent holds, and then drops
+// that there. The code of the error that all of it meets ("none" for none), or what each meets where
+// they differ; empty when the child has died of it.
+[[nodiscard]] std::string use_in_fork_child(int generations,
+                                            const std::vector<std::function<void()>>& uses,
+                                            const std::function<void()>& drop_all);
+
+// Forks so many children, one after another, while threads receive and release `message` over and over.
+// Each drops what its parent holds and ends. How many have done so; one that has not is killed.
+[[nodiscard]] std::string drop_in_fork_children(int children, const Bytes& message,
+                                                const std::function<void()>& drop_all);
 
 // A file of the simulated driver, under this number: as if the driver had been given one that the
 // program had done with.

@@ -1,7 +1,6 @@
 // The child's side of peer.h.
-#include <unistd.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -12,12 +11,11 @@
 
 #include "allocator/device/sim_device.h"
 #include "allocator/error.h"
-#include "allocator/options.h"
-#include "ipc/fail_points.h"
 #include "ipc/sharing.h"
 #include "tests/processes/peer_forks.h"
 #include "tests/processes/peer_graphs.h"
 #include "tests/processes/peer_many.h"
+#include "tests/processes/peer_process.h"
 #include "tests/support/child_process.h"
 #include "tests/support/eventually.h"
 #include "tests/support/peer_balance.h"
@@ -39,6 +37,7 @@ class PeerRole {
     if (found != commands_.end()) return found->second(words);
     const auto run_one = [this](const std::string& one) { return run(one); };
     if (auto answer = run_many(command, words, run_one)) return *answer;
+    if (auto answer = run_for_process(command, words)) return *answer;
     if (auto answer = graphs_.run(command, words, stream())) return *answer;
     throw std::invalid_argument("no command " + command);
   }
@@ -253,6 +252,18 @@ class PeerRole {
     }
     return std::to_string(calls);
   }
+  // What every block that was received has to refuse in a fork child.
+  std::vector<std::function<void()>> uses_of_blocks() {
+    std::vector<std::function<void()>> uses;
+    for (auto& [name, named] : blocks_) {
+      ReceivedBlock* const received = named.received.get();
+      if (received == nullptr) continue;
+      uses.emplace_back([received] { (void)received->orphaned(); });
+      uses.emplace_back([received] { received->came_also_by(*received); });
+      uses.emplace_back([received] { received->record_stream({received->device(), nullptr}); });
+    }
+    return uses;
+  }
   // All blocks: they are released and freed when the process's static objects are destroyed.
   std::string keep_until_the_end(Words&) {
     struct Kept {
@@ -296,19 +307,17 @@ class PeerRole {
       {"balance", [this](Words& w) { return balance(w); }},
       {"holders", [this](Words& w) { return holders(w); }},
       {"driver_calls", [this](Words& w) { return driver_calls(w); }},
-      {"open_driver_file", [](Words& w) { return open_driver_file(next<int>(w)), std::string(); }},
-      {"open_driver_file_at",
-       [](Words& w) {
-         const std::string fail_point = next(w);
-         return open_driver_file_at(fail_point, next<int>(w)), std::string();
-       }},
-      {"fork_idle_child", [](Words&) { return std::to_string(fork_idle_child()); }},
       {"use_in_fork_child",
-       [this](Words& w) { return use_in_fork_child(next<int>(w), [this] { blocks_.clear(); }); }},
-      {"spawn_idle_program", [](Words&) { return std::to_string(spawn_idle_program()); }},
-      {"cut_connections",
-       [](Words&) {
-         cut_connections();
+       [this](Words& w) { return use_in_fork_child(next<int>(w), uses_of_blocks(), drop_all_); }},
+      {"drop_in_fork_children",
+       [this](Words& w) {
+         const auto children = next<int>(w);
+         return drop_in_fork_children(children, from_hex(next(w)), drop_all_);
+       }},
+      {"came_also_by",
+       [this](Words& w) {
+         Named& first = block(w);
+         first.received->came_also_by(*block(w).received);
          return std::string();
        }},
       {"keep_until_static_destruction", [this](Words& w) { return keep_until_the_end(w); }},
@@ -336,29 +345,6 @@ class PeerRole {
                                    std::as_bytes(std::span(extra)));
          return std::string();
        }},
-      {"unpublish",
-       [](Words& w) { return std::string(process_sharing().unpublish(next(w)) ? "1" : "0"); }},
-      {"acquire", [](Words& w) { return to_hex(process_sharing().acquire(next(w))); }},
-      {"withdraw",
-       [](Words& w) {
-         process_sharing().withdraw(from_hex(next(w)));
-         return std::string();
-       }},
-      {"collect",
-       [](Words&) {
-         process_sharing().collect();
-         return std::string();
-       }},
-      {"reap",
-       [](Words& w) {
-         const Reaped reaped = process_sharing().reap(next(w) == "force");
-         return std::to_string(reaped.leases) + " " + std::to_string(reaped.claims);
-       }},
-      {"drain",
-       [](Words& w) {
-         const std::chrono::milliseconds at_most(next<std::int64_t>(w));
-         return std::string(process_sharing().drain(at_most) ? "1" : "0");
-       }},
       {"orphaned",
        [this](Words& w) { return std::string(block(w).received->orphaned() ? "1" : "0"); }},
       {"empty_cache",
@@ -371,20 +357,6 @@ class PeerRole {
          process_allocator().check_invariants();
          return std::string();
        }},
-      {"set_option",
-       [](Words& w) {
-         const auto name = next(w);
-         set_option(name, next<std::int64_t>(w));
-         return std::string();
-       }},
-      {"set_fail_points",
-       [](Words& w) {
-         std::string spec;
-         w >> spec;
-         set_fail_points(spec);
-         return std::string();
-       }},
-      {"passed", [](Words& w) { return std::to_string(fail_point_passed(next(w))); }},
       {"set_faults",
        [](Words& w) {
          as_sim(device()).faults().add(next(w));
@@ -393,17 +365,11 @@ class PeerRole {
       {"size", [this](Words& w) { return std::to_string(block(w).size_bytes); }},
       {"device", [this](Words& w) { return std::to_string(block(w).device); }},
       {"device_name", [](Words&) { return std::string(device().name()); }},
-      {"exec_sleep",
-       [](Words&) -> std::string {
-         ::execl("/bin/sleep", "sleep", "1000", nullptr);
-         throw std::runtime_error("exec failed");
-       }},
-      {"leave", [](Words& w) -> std::string { std::exit(next<int>(w)); }},
-      {"leave_at_once", [](Words& w) -> std::string { ::_exit(next<int>(w)); }},
   };
 
   PeerBalance balance_;
   std::map<std::string, Named> blocks_;
+  const std::function<void()> drop_all_ = [this] { blocks_.clear(); };
   std::vector<Bytes> sent_;
   std::map<std::string, StreamHandle> streams_;
   StreamHandle current_ = nullptr;

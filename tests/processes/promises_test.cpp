@@ -141,7 +141,7 @@ TEST_F(PromisesTest, TakenBackWithOneOfThreeThere) {
 
 // Of a process whose row is full, the promise is taken back, once.
 TEST_F(PromisesTest, WhoCannotClaimIsNotWaitedFor) {
-  reader_.set_fail_points("receive.before_slot=error@1");
+  reader_.set_fail_points("receive.before_claim=error@1");
   sender_.allocate("b", kMiB, 4);
   const std::string message = sender_.share("b", -1, 2);
   EXPECT_EQ(error_of([&] { reader_.receive("r", message); }), "internal");
@@ -153,6 +153,30 @@ TEST_F(PromisesTest, WhoCannotClaimIsNotWaitedFor) {
   EXPECT_EQ(sender_.stat("in_flight"), 1);
   sender_.withdraw(message);
   sender_.free("b");
+  expect_all_back();
+}
+
+// Whatever it is that keeps it from being opened.
+TEST_F(PromisesTest, WhatIsRefusedForItsContentsIsNotWaitedFor) {
+  sender_.allocate("b", kMiB, 4);
+  const std::string message = sender_.share("b", -1, 3);
+  sender_.free("b");
+  for (int time = 0; time < 2; ++time) {  // one process is one promise
+    EXPECT_EQ(error_of([&] { reader_.refuse(message); }), "bad_descriptor");
+    EXPECT_TRUE(sender_.becomes("in_flight", 2));
+  }
+  EXPECT_EQ(error_of([&] { sender_.refuse(message); }), "bad_descriptor");
+  EXPECT_EQ(sender_.stat("in_flight"), 1);
+  EXPECT_EQ(error_of([&] { third_.refuse(message); }), "bad_descriptor");
+  expect_all_back();
+}
+
+TEST_F(PromisesTest, WhatItsSenderCannotOpenItselfIsNotWaitedFor) {
+  sender_.allocate("b", kMiB, 4);
+  const std::string message = sender_.share("b");
+  sender_.free("b");
+  sender_.set_fail_points("receive.before_claim=error@1");
+  EXPECT_EQ(error_of([&] { sender_.receive("own", message); }), "internal");
   expect_all_back();
 }
 

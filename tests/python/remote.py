@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 from typing import Any
 
@@ -24,6 +25,30 @@ def receive(name: str, message: bytes) -> torch.Tensor:
     """Open a message, keep the tensor under `name`, answer with its values."""
     HELD[name] = torch_limbo.receive(message)
     return sim.read(HELD[name])
+
+
+def receive_unread(name: str, message: bytes) -> None:
+    """Open a message and wait for nothing that it comes behind."""
+    HELD[name] = torch_limbo.receive(message)
+
+
+def loaded_values(data: bytes) -> list[Any]:
+    """The values of a pickled list's tensors; what else is in it, as it is not."""
+    loaded = pickle.loads(data)
+    return [sim.read(one) if isinstance(one, torch.Tensor) else None for one in loaded]
+
+
+def is_orphaned(name: str) -> bool:
+    return bool(torch.ops.limbo.is_orphaned(HELD[name]))
+
+
+def write_late_and_send_on(name: str, value: float) -> bytes:
+    """Write what is held, behind work that takes its time, and share it behind that."""
+    busy = sim.empty(32 * 1024 * 1024)
+    for number in range(20):
+        sim.fill(busy, number)
+    sim.fill(HELD[name], value)
+    return torch_limbo.share(HELD[name])
 
 
 def send_on(name: str) -> bytes:

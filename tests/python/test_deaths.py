@@ -55,6 +55,43 @@ def test_reap_by_force() -> None:
     assert torch_limbo.reap(force=True) == torch_limbo.Reaped(processes=0, claims=0)
 
 
+def gpu_of(mark: str) -> int:
+    """The process that plays the GPU for whoever has this mark in its environment; its pid."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if (entry / "comm").read_text().startswith("limbo_sim") and (
+                mark.encode() in (entry / "environ").read_bytes()
+            ):
+                return int(entry.name)
+        except OSError:
+            continue
+    raise AssertionError("there is no such process")
+
+
+def test_a_second_message_of_the_same_memory_marks_it_too(shared_peer: Peer) -> None:
+    """Received from its owner, and again from a process that dies before it has written it."""
+    mark = f"forwarder of {os.getpid()}"
+    tensor = sim.full((1000,), 1.0)
+    shared_peer.call(remote.receive, "first", torch_limbo.share(tensor))
+    with Peer(LIMBO_TEST_MARK=mark) as forwarder:
+        forwarder.call(remote.receive, "t", torch_limbo.share(tensor))
+        message = forwarder.call(remote.write_late_and_send_on, "t", 2.0)
+        gpu = gpu_of(mark)
+        os.kill(gpu, signal.SIGSTOP)  # the write does not come before its process has ended
+        try:
+            shared_peer.call(remote.receive_unread, "second", message)
+            assert shared_peer.call(remote.same_storage, "first", "second")
+            assert not shared_peer.call(remote.is_orphaned, "first")
+            shared_peer.call(remote.drop, "second")
+            forwarder.kill()
+            wait_until(lambda: shared_peer.call(remote.is_orphaned, "first"), "there is no mark")
+        finally:
+            os.kill(gpu, signal.SIGCONT)
+    del tensor
+    shared_peer.call(remote.drop, "first")
+    wait_for_empty_limbo()
+
+
 def put_one(queue: Any, number: int) -> None:
     queue.put(sim.full((1000,), number))
 

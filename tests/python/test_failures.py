@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import remote
+import remote_forks
 import sim
 import torch
 import torch_limbo
@@ -235,6 +237,72 @@ def test_a_message_cut_short_in_a_queue() -> None:
     torch_limbo.withdraw(message)
     del tensor
     assert bool((sim.read(pickle.loads(data)) == 1.0).all())  # nothing was lost by the error
+
+
+def test_a_pickle_that_fails_halfway_takes_back_what_it_shared(peer: Peer) -> None:
+    def dump_in_vain(tensor: torch.Tensor) -> None:
+        for hopeless in ([tensor, threading.Lock()], [tensor.untyped_storage(), threading.Lock()]):
+            with pytest.raises(TypeError):
+                ForkingPickler.dumps(hopeless)
+
+    withdrawn = torch_limbo.stats()["withdrawn"]
+    dump_in_vain(sim.full((1000,), 1.0))
+    gc.collect()  # the errors' frames hold the tensor
+    wait_for_empty_limbo()
+    assert torch_limbo.stats()["withdrawn"] == withdrawn + 2
+    # One inside another: each has its own.
+    whole = ForkingPickler.dumps([sim.full((3,), 1.0), Failing(), sim.full((3,), 3.0)])
+    assert torch_limbo.stats()["withdrawn"] == withdrawn + 3
+    first, _, last = peer.call(remote.loaded_values, bytes(whole))
+    assert (first.tolist(), last.tolist()) == ([1.0] * 3, [3.0] * 3)
+
+
+class Failing:
+    """Its pickling makes another pickle, which fails behind a tensor."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        with pytest.raises(TypeError):
+            ForkingPickler.dumps([sim.full((3,), 2.0), threading.Lock()])
+        return (object, ())
+
+
+#: What a fork child may ask: about what it holds itself, and about the library.
+ANSWERED_IN_A_FORK_CHILD = {
+    "is_limbo": "False",
+    "is_received": "True",
+    "limbo_torch_usable": "None",
+    "limbo_torch_installed": "0",
+    "limbo_torch_install": "None",
+    "limbo_torch_make_allocator": "None",
+    "limbo_torch_restore_allocator": "None",
+    "limbo_set_option": "None",
+    "limbo_drain": "None",
+    "limbo_keep_for_graph": "None",
+    "limbo_announce_capture": "None",
+    "limbo_withdraw_capture": "None",
+    "limbo_options_json": "True",
+    "limbo_device_name": "True",
+    "limbo_probes_json": "True",
+}
+
+
+def test_nothing_that_a_fork_child_calls_ends_it(peer: Peer) -> None:
+    tensor = sim.full((3,), 1.0)
+    message = torch_limbo.share(tensor)
+    peer.call(remote.receive, "t", message)
+    status, outcomes = peer.call(remote_forks.outcomes_in_fork_child, "t", message)
+    assert status == 0, f"it ended behind {list(outcomes)[-1:]}"
+    operators = {
+        name.removeprefix("limbo::").partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("limbo::")
+    }
+    assert operators <= outcomes.keys()
+    answered = {what: met for what, met in outcomes.items() if met != "forked_child"}
+    assert answered == ANSWERED_IN_A_FORK_CHILD
+    assert bool((peer.call(remote.values, "t") == 1.0).all())
+    del tensor
+    peer.call(remote.drop, "t")
 
 
 def test_a_child_forked_after_the_first_use_is_told(peer: Peer) -> None:

@@ -39,7 +39,9 @@ class LoggedBlock final : public ReceivedBlock {
   int device() const noexcept override { return 0; }
   const ReceivedKey& key() const noexcept override { return key_; }
   bool same_process() const noexcept override { return false; }
-  bool orphaned() const noexcept override { return false; }
+  bool orphaned() const override { return lost_; }
+  void came_also_by(const ReceivedBlock& other) override { lost_ = lost_ || other.orphaned(); }
+  void lose() noexcept { lost_ = true; }
   void record_stream(StreamRef /*stream*/) override { ++log_.recorded; }
   void release() noexcept override {
     if (!released_) ++log_.ended;
@@ -51,6 +53,7 @@ class LoggedBlock final : public ReceivedBlock {
   void* data_;
   ReceivedKey key_;
   bool released_ = false;
+  bool lost_ = false;
 };
 
 class ReceivedStorage : public TorchTest {
@@ -91,6 +94,18 @@ TEST_F(ReceivedStorage, TwoMessagesOfOneStorageShareIt) {
   EXPECT_EQ(log_.ended.load(), 1);     // the second message's claim
   EXPECT_NE(storage_of(block(0, 128), stream_).get(), first.get());
   EXPECT_NE(storage_of(block(0, 256, 2), stream_).get(), first.get());
+}
+
+// What a second message promised and does not keep is seen at the storage that the first one made.
+TEST_F(ReceivedStorage, ASecondMessageSpeaksForTheSharedStorageToo) {
+  const auto first = storage_of(block(), stream_);
+  const auto orphaned = [&] { return received_block(first->data_ptr())->orphaned(); };
+  (void)storage_of(block(), stream_);
+  EXPECT_FALSE(orphaned());
+  auto second = std::make_unique<LoggedBlock>(log_, memory_, 256);
+  second->lose();
+  (void)storage_of(std::move(second), stream_);
+  EXPECT_TRUE(orphaned());
 }
 
 TEST_F(ReceivedStorage, ADeadOneIsNotFoundAgain) {

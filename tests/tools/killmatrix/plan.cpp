@@ -59,7 +59,7 @@ std::string at_passing(std::uint32_t passing) {
 // What must fail so that the point is passed at all, with a comma before it.
 std::string_view way_to(std::string_view point) {
   // Only a receive that fails before its claim says that it will not come.
-  if (point == "decline.before_send") return ",receive.before_slot=error";
+  if (point == "decline.before_send") return ",receive.before_claim=error";
   // And only a connection that is given up says bye while its process goes on.
   if (point == "bye.before_send") return ",connect.after_welcome=error";
   // And what was made to be sent on is taken back where it cannot be sent.
@@ -74,7 +74,7 @@ bool is_passed_once(std::string_view point) {
 // A point elsewhere that is slow, or that fails.
 std::string disturbance(Random& random, std::size_t taken) {
   // Two that lead to what is passed by nothing else: a decline, and a connection that is given up.
-  constexpr std::string_view kWaysElsewhere[] = {"receive.before_slot", "connect.after_welcome"};
+  constexpr std::string_view kWaysElsewhere[] = {"receive.before_claim", "connect.after_welcome"};
   const std::size_t point = random.one_in(4) ? fail_point_index(kWaysElsewhere[random.below(2)])
                                              : random.below(kFailPointCount);
   if (point == taken) return {};
