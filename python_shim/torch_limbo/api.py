@@ -250,9 +250,13 @@ def is_orphaned(tensor: torch.Tensor) -> bool:
     never be done: that process has died, or its GPU context is lost, before its queue had come so
     far. The tensor stays readable; what it holds is unfinished. Answers for what the current
     stream has passed: synchronise it first. False for a tensor that was not received; a ``clone()``
-    has no mark.
+    has no mark. Of memory that several messages have brought, any of them can mark it. Raises
+    ``forked_child``.
     """
-    return _library.available() and bool(torch.ops.limbo.is_orphaned(tensor))
+    if not _library.available():
+        return False
+    with limbo_errors():
+        return bool(torch.ops.limbo.is_orphaned(tensor))
 
 
 def collect() -> bool:
