@@ -128,6 +128,17 @@ class FakeKeeper : public LeaseKeeper {
   std::uint32_t next_lease_ = 0;
 };
 
+// When the channel is gone its last tasks go from thread to thread still: they are waited for before
+// either thread ends.
+struct LastTasks {
+  ServiceThread& reaper;
+  ServiceThread& worker;
+
+  ~LastTasks() {
+    for (ServiceThread* thread : {&worker, &reaper, &worker}) run_and_wait(*thread, [] {});
+  }
+};
+
 class ChannelTest : public BalancedTest {
  protected:
   // Made and gone inside the balance.
@@ -138,6 +149,7 @@ class ChannelTest : public BalancedTest {
     FakeKeeper keeper;
     ServiceThread reaper{"test-reaper"};
     ServiceThread worker{"test-worker"};
+    const LastTasks last_tasks{reaper, worker};
     const Incarnation incarnation = random_incarnation();
     Channel channel{reaper, worker, keeper, incarnation, answerer};
   };
