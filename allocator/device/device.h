@@ -161,8 +161,8 @@ class Device {
   virtual bool keep_while_graph_lives(StreamRef stream, std::shared_ptr<void> object) = 0;
 
   // Whether this process's context on `device` is lost: after an illegal access or the like every
-  // call there fails for ever, and no write of its streams follows (measured). Waits for nothing;
-  // false also where nothing has used the device yet.
+  // call there fails for ever. It is reported on all devices of the process, and on those that did not
+  // fault kernels write on (measured). Waits for nothing; false where nothing has used the device yet.
   [[nodiscard]] virtual bool is_lost(int device) noexcept = 0;
 
   virtual void synchronize_stream(StreamRef stream) = 0;

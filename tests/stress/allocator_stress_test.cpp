@@ -11,6 +11,7 @@
 #include "allocator/error.h"
 #include "allocator/gate.h"
 #include "tests/stress/allocator_model.h"
+#include "tests/stress/lockless_tracker.h"
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
@@ -387,71 +388,6 @@ TEST_F(AllocatorStress, WithPoolsAndHistory) {
   expect_balance(world);
   allocator_.set_history({});
 }
-
-// A tracker as one writes it for torch, which calls it under a lock: it has none of its own. What it
-// hears must fit together at every entry.
-class LocklessTracker {
- public:
-  void operator()(const TraceEntry& entry) {
-    OfDevice& known = of_.at(static_cast<std::size_t>(entry.device));
-    switch (entry.action) {
-      case TraceAction::kSegmentAlloc:
-        expect(known.segments.emplace(entry.address, entry.size_bytes).second, entry);
-        break;
-      case TraceAction::kSegmentFree: {
-        expect(known.segments.erase(entry.address) == 1, entry);
-        const auto first = known.blocks.lower_bound(entry.address);
-        const auto last = known.blocks.lower_bound(entry.address + entry.size_bytes);
-        expect(first == last, entry);  // all of its blocks have ended
-        break;
-      }
-      case TraceAction::kAlloc: {
-        const auto segment = known.segments.upper_bound(entry.address);
-        expect(segment != known.segments.begin(), entry);
-        expect(known.blocks.emplace(entry.address, false).second, entry);
-        break;
-      }
-      case TraceAction::kFreeRequested: {
-        const auto block = known.blocks.find(entry.address);
-        expect(block != known.blocks.end() && !std::exchange(block->second, true), entry);
-        break;
-      }
-      case TraceAction::kFreeCompleted: {
-        const auto block = known.blocks.find(entry.address);
-        const bool freed = block != known.blocks.end() && block->second;
-        expect(freed, entry);
-        if (freed) known.blocks.erase(block);
-        break;
-      }
-      default:
-        break;
-    }
-    ++heard_of_.at(static_cast<std::size_t>(entry.device));
-  }
-
-  // How many blocks and segments have not ended.
-  [[nodiscard]] std::size_t left() const {
-    std::size_t count = 0;
-    for (const OfDevice& known : of_) count += known.segments.size() + known.blocks.size();
-    return count;
-  }
-  [[nodiscard]] std::size_t heard() const { return heard_of_[0] + heard_of_[1]; }
-
- private:
-  struct OfDevice {
-    std::map<std::uintptr_t, std::size_t> segments;
-    std::map<std::uintptr_t, bool> blocks;  // whether its free was requested
-  };
-
-  static void expect(bool fits, const TraceEntry& entry) {
-    if (fits) return;
-    ADD_FAILURE() << "an entry that does not fit: action " << static_cast<int>(entry.action)
-                  << " at " << std::hex << entry.address;
-  }
-
-  std::array<OfDevice, 2> of_;
-  std::array<std::size_t, 2> heard_of_{};
-};
 
 class AllocatorStressTracked : public AllocatorStress {
  protected:

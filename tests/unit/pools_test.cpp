@@ -6,51 +6,10 @@
 #include <thread>
 
 #include "tests/support/eventually.h"
-#include "tests/unit/allocator_support.h"
+#include "tests/unit/pools_support.h"
 
 namespace limbo::testing {
 namespace {
-
-constexpr PoolId kPool{0, 1};
-constexpr PoolId kOther{0, 2};
-constexpr PoolId kNowhere{9, 9};
-
-bool everything(StreamHandle /*stream*/) {
-  return true;
-}
-
-class Pools : public AllocatorTest {
- protected:
-  explicit Pools(int devices = 1, int memory_mb = 2048) : AllocatorTest(devices, memory_mb) {}
-
-  void begin(PoolId pool, int device = 0) {
-    allocator_.begin_allocate_to_pool(device, pool, everything);
-  }
-  // As use_mem_pool does.
-  void end_and_release(PoolId pool, int device = 0) {
-    allocator_.end_allocate_to_pool(device, pool);
-    allocator_.release_pool(device, pool);
-  }
-  [[nodiscard]] std::byte* allocate_in(PoolId pool, std::size_t size_bytes) {
-    begin(pool);
-    std::byte* data = allocate(size_bytes);
-    end_and_release(pool);
-    return data;
-  }
-  [[nodiscard]] PoolId pool_of(const void* data) {
-    for (const SegmentView& segment : allocator_.snapshot()) {
-      const auto* base = static_cast<const std::byte*>(segment.base);
-      if (data >= base && data < base + segment.size_bytes) return segment.pool;
-    }
-    ADD_FAILURE() << "in no segment";
-    return kNowhere;
-  }
-  [[nodiscard]] std::size_t segments_of(PoolId pool, int device = 0) {
-    const std::vector<SegmentView> all = allocator_.snapshot(device);
-    return static_cast<std::size_t>(
-        std::count_if(all.begin(), all.end(), [&](const auto& seen) { return seen.pool == pool; }));
-  }
-};
 
 TEST_F(Pools, TakeWhatTheFilterAcceptsAndNothingElse) {
   const StreamRef accepted = stream();
@@ -383,103 +342,6 @@ TEST_F(Pools, ThreadsAllocateIntoTheirOwnAtOnce) {
   }
   allocator_.check_invariants();
   EXPECT_EQ(allocator_.stats(0).private_reserved_bytes, 0);
-}
-
-// ---- little memory ------------------------------------------------------------------------------
-
-class PoolsInNeed : public Pools {
- protected:
-  PoolsInNeed() : Pools(1, 80) {}
-};
-
-TEST_F(PoolsInNeed, OutOfMemoryNamesWhatTheyHave) {
-  allocator_.retain_pool(0, kPool);
-  std::byte* used = allocate_in(kPool, 40 * kMiB);
-  allocator_.free(allocate_in(kPool, 30 * kMiB));
-  const std::string text = out_of_memory([&] { static_cast<void>(allocate(40 * kMiB)); });
-  EXPECT_NE(text.find("with 40.00 MiB allocated in private pools"), std::string::npos) << text;
-  EXPECT_NE(text.find("Private pools keep 30.00 MiB that is not allocated."), std::string::npos)
-      << text;
-  allocator_.free(used);
-  allocator_.release_pool(0, kPool);
-}
-
-TEST_F(PoolsInNeed, AReleasedPoolsMemoryIsReturnedBeforeOutOfMemory) {
-  allocator_.free(allocate_in(kPool, 60 * kMiB));
-  std::byte* data = allocate(60 * kMiB);
-  EXPECT_EQ(segments_of(kPool), 0U);
-  allocator_.free(data);
-}
-
-TEST_F(PoolsInNeed, ServeTheDefaultPoolOnlyWhereTheyMay) {
-  allocator_.retain_pool(0, kPool);
-  allocator_.retain_pool(0, kOther);
-  allocator_.set_use_on_oom(0, kOther, true);
-  std::byte* first = allocate_in(kPool, 40 * kMiB);
-  std::byte* second = allocate_in(kOther, 40 * kMiB);
-  allocator_.free(first);
-  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(30 * kMiB)); }));
-  allocator_.free(second);
-  std::byte* served = allocate(30 * kMiB);
-  EXPECT_EQ(served, second);
-  try {
-    static_cast<void>(allocator_.pin(served));
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotLendable);
-    EXPECT_NE(std::string(error.what()).find("use_on_oom"), std::string::npos) << error.what();
-  }
-  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate_in(kPool, 60 * kMiB)); }));
-  allocator_.end_allocate_to_pool(0, kPool);
-  allocator_.release_pool(0, kPool);
-  allocator_.free(served);
-  EXPECT_EQ(allocate_in(kOther, 20 * kMiB), second);
-  allocator_.free(second);
-  allocator_.set_use_on_oom(0, kOther, false);
-  static_cast<void>(out_of_memory([&] { static_cast<void>(allocate(30 * kMiB)); }));
-  allocator_.release_pool(0, kPool);
-  allocator_.release_pool(0, kOther);
-}
-
-TEST_F(PoolsInNeed, AReleasedPoolDoesNotServe) {
-  allocator_.retain_pool(0, kPool);
-  allocator_.set_use_on_oom(0, kPool, true);
-  std::byte* kept = allocate_in(kPool, 40 * kMiB);
-  allocator_.release_pool(0, kPool);
-  std::byte* rest = allocate(30 * kMiB);
-  allocator_.free(kept);
-  std::byte* data = allocate(40 * kMiB);
-  EXPECT_EQ(pool_of(data), PoolId{});
-  allocator_.free(data);
-  allocator_.free(rest);
-}
-
-// ---- several devices ----------------------------------------------------------------------------
-
-class PoolsOnDevices : public Pools {
- protected:
-  PoolsOnDevices() : Pools(4, 512) {}
-};
-
-TEST_F(PoolsOnDevices, AreOneForEachDevice) {
-  begin(kPool, 0);
-  std::byte* here = allocate(4096, {0, nullptr});
-  std::byte* there = allocate(4096, {2, nullptr});
-  EXPECT_EQ(segments_of(kPool, 0), 1U);
-  EXPECT_EQ(segments_of(kPool, 2), 0U);
-  begin(kPool, 2);
-  std::byte* inside = allocate(4096, {2, nullptr});
-  EXPECT_EQ(segments_of(kPool, 2), 1U);
-  EXPECT_EQ(allocator_.pool_use_count(2, kPool), 1);
-  EXPECT_EQ(allocator_.pool_use_count(3, kPool), 0);
-  EXPECT_EQ(allocator_.snapshot(-1, kPool).size(), 2U);
-  end_and_release(kPool, 0);
-  std::byte* still = allocate(4096, {2, nullptr});
-  EXPECT_EQ(allocator_.pool_live_allocations(2, kPool).size(), 2U);
-  end_and_release(kPool, 2);
-  for (std::byte* data : {here, there, inside, still}) allocator_.free(data);
-  for (int device = 0; device < 4; ++device) allocator_.empty_cache(device, kPool);
-  EXPECT_TRUE(allocator_.snapshot(-1, kPool).empty());
 }
 
 }  // namespace
