@@ -377,7 +377,7 @@ def _dump_or_take_back(pickler: ForkingPickler, obj: Any) -> Any:
 # The package may be imported anew: then what stands there is its own.
 _stock_dump = getattr(ForkingPickler.dump, "_limbo_stock", ForkingPickler.dump)
 _dump_or_take_back._limbo_stock = _stock_dump  # type: ignore[attr-defined]
-ForkingPickler.dump = _dump_or_take_back  # type: ignore[method-assign]
+ForkingPickler.dump = _dump_or_take_back  # type: ignore[method-assign, assignment]
 
 
 def send_by_descriptor(on: bool) -> None:
