@@ -54,27 +54,27 @@ class AskedRoutes {
 // A thread inside the provider of a private pool, which may be anybody's code.
 class InsideMaker {
  public:
-  explicit InsideMaker(const Pool& pool) noexcept : of(&pool), outer(innermost) {
-    innermost = this;
+  explicit InsideMaker(const Pool& pool) noexcept : of_(&pool), outer_(innermost_) {
+    innermost_ = this;
   }
-  ~InsideMaker() { innermost = outer; }
+  ~InsideMaker() { innermost_ = outer_; }
   InsideMaker(const InsideMaker&) = delete;
   InsideMaker& operator=(const InsideMaker&) = delete;
 
   [[nodiscard]] static bool is_of(const Pool& pool) noexcept {
-    for (const InsideMaker* one = innermost; one != nullptr; one = one->outer) {
-      if (one->of == &pool) return true;
+    for (const InsideMaker* one = innermost_; one != nullptr; one = one->outer_) {
+      if (one->of_ == &pool) return true;
     }
     return false;
   }
 
  private:
-  static thread_local constinit const InsideMaker* innermost;
+  static thread_local constinit const InsideMaker* innermost_;
 
-  const Pool* const of;
-  const InsideMaker* const outer;
+  const Pool* const of_;
+  const InsideMaker* const outer_;
 };
-thread_local constinit const InsideMaker* InsideMaker::innermost = nullptr;
+thread_local constinit const InsideMaker* InsideMaker::innermost_ = nullptr;
 
 bool still_stands(DeviceHeap& at, const Route& route) {
   const std::lock_guard lock(at.mutex);

@@ -12,19 +12,19 @@ namespace limbo {
 template <typename Value>
 class LeftToParent {
  public:
-  LeftToParent() : value_() {}
+  LeftToParent() : value() {}
   ~LeftToParent() {
-    if (!fork_guard::is_forked_child()) value_.~Value();
+    if (!fork_guard::is_forked_child()) value.~Value();
   }
   LeftToParent(const LeftToParent&) = delete;
   LeftToParent& operator=(const LeftToParent&) = delete;
 
-  [[nodiscard]] Value* operator->() noexcept { return &value_; }
-  [[nodiscard]] const Value* operator->() const noexcept { return &value_; }
+  [[nodiscard]] Value* operator->() noexcept { return &value; }
+  [[nodiscard]] const Value* operator->() const noexcept { return &value; }
 
  private:
   union {
-    Value value_;
+    Value value;
   };
 };
 
