@@ -1,6 +1,8 @@
 // Whoever asks more of a producer's channel than it should waits, or is refused, itself; everybody
 // else goes on.
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
 #include <thread>
 
@@ -51,6 +53,12 @@ class ChannelBoundsTest : public ChannelTest {
     }
     return most;
   }
+  // Bytes that have been sent and are yet to be read.
+  static int unread(int socket) {
+    int bytes = -1;
+    EXPECT_EQ(::ioctl(socket, SIOCOUTQ, &bytes), 0);
+    return bytes;
+  }
   MessageBytes acquire() {
     Question question;
     question.type = MessageType::kAcquire;
@@ -84,6 +92,7 @@ TEST_F(ChannelBoundsTest, ManyBellsAreOneUntilItIsHeard) {
   hold_worker();
   EXPECT_EQ(send_until_full(talker.socket.get(), encode_row_half_full(), 10'000), 10'000U);
   EXPECT_EQ(send_until_full(talker.socket.get(), encode_context_lost(), 10'000), 10'000U);
+  EXPECT_TRUE(eventually([&] { return unread(talker.socket.get()) == 0; }));
   let_worker_go();
   ASSERT_TRUE(send_packet(talker.socket.get(), encode(Decline{1, 1})));
   EXPECT_TRUE(eventually([&] { return keeper().noted("decline 0 1 1"); }));

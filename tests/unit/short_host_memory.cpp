@@ -48,6 +48,28 @@ void operator delete(void* memory, std::size_t /*size_bytes*/,
   std::free(memory);
 }
 
+// Arrays, and those that ask for no exception: the sanitizers have functions of their own for them,
+// which would not come here.
+void* operator new[](std::size_t size_bytes) {
+  return ::operator new(size_bytes);
+}
+void* operator new(std::size_t size_bytes, const std::nothrow_t& /*quietly*/) noexcept {
+  try {
+    return ::operator new(size_bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void* operator new[](std::size_t size_bytes, const std::nothrow_t& quietly) noexcept {
+  return ::operator new(size_bytes, quietly);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t /*size_bytes*/) noexcept {
+  std::free(memory);
+}
+
 namespace limbo::testing {
 
 ShortHostMemory::ShortHostMemory(long n) noexcept {
