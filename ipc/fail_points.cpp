@@ -24,8 +24,25 @@ struct Setting {
   std::uint64_t nth = 0;  // 0: every passing
 };
 
+// Set while other threads may pass, who then see the old setting, the new one, or some of either.
+struct SharedSetting {
+  std::atomic<Action> action{Action::kNone};
+  std::atomic<std::uint64_t> delay_ms{0};
+  std::atomic<std::uint64_t> nth{0};
+
+  void store(const Setting& setting) noexcept {
+    action.store(setting.action, std::memory_order_relaxed);
+    delay_ms.store(setting.delay_ms, std::memory_order_relaxed);
+    nth.store(setting.nth, std::memory_order_relaxed);
+  }
+  [[nodiscard]] Setting load() const noexcept {
+    return {action.load(std::memory_order_relaxed), delay_ms.load(std::memory_order_relaxed),
+            nth.load(std::memory_order_relaxed)};
+  }
+};
+
 struct Point {
-  Setting setting;
+  SharedSetting setting;
   std::function<void()> hook;  // while `hooked`
   std::atomic<bool> hooked{false};
   std::atomic<std::uint64_t> passed{0};
@@ -131,7 +148,7 @@ void set_fail_points(std::string_view spec) {
   }
   fail_points_detail::any_set.store(false, std::memory_order_relaxed);
   for (std::size_t i = 0; i < kFailPointCount; ++i) {
-    points()[i].setting = settings[i];
+    points()[i].setting.store(settings[i]);
     points()[i].hooked.store(false, std::memory_order_relaxed);
     points()[i].passed.store(0, std::memory_order_relaxed);
   }
@@ -151,7 +168,7 @@ std::size_t fail_point_passed(std::string_view name) {
 
 void fail_points_detail::pass(std::size_t index) {
   Point& point = points()[index];
-  const Setting setting = point.setting;
+  const Setting setting = point.setting.load();
   const std::uint64_t passing = point.passed.fetch_add(1, std::memory_order_relaxed) + 1;
   if (point.hooked.exchange(false, std::memory_order_acquire)) {
     const auto act = std::move(point.hook);  // which may set another
