@@ -17,8 +17,6 @@ std::uint64_t next_piece_id() noexcept {
 // Segments that this thread has made.
 thread_local constinit std::int32_t segments_made = 0;
 
-thread_local constinit const DeviceHeap::OwnWork* innermost_work = nullptr;
-
 bool is_part(const Block* block) noexcept {
   return block->previous != nullptr || block->next != nullptr;
 }
@@ -272,12 +270,10 @@ Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std
   }
   block->set_state(BlockState::kInTransit);
   ++pool.segments;
-  counters.add(kSegments, is_large, 1);
-  counters.add(kReserved, is_large, size_bytes);
   ++counters.num_device_alloc;
   segment.registration_counter = segments_made++;
   segment.oversize = size_bytes >= policy.max_split_size_bytes;
-  if (segment.oversize) DeviceCounters::raise(counters.oversize_segments);
+  count_in(segment);
   if (trace.active()) segment.context = TraceCall::context();
   record_segment(TraceAction::kSegmentAlloc, segment);
   return segment;
@@ -333,6 +329,12 @@ Segment& DeviceHeap::take_out_of_lists(Segment& segment) noexcept {
   return segment;
 }
 
+void DeviceHeap::count_in(const Segment& segment) noexcept {
+  counters.add(kSegments, segment.large, 1);
+  counters.add(kReserved, segment.large, segment.size_bytes);
+  if (segment.oversize) DeviceCounters::raise(counters.oversize_segments);
+}
+
 void DeviceHeap::begin_leaving(Segment& segment) noexcept {
   const CountersChange change(counters);
   segment.passage = Passage::kGoing;
@@ -344,9 +346,7 @@ void DeviceHeap::begin_leaving(Segment& segment) noexcept {
 void DeviceHeap::cancel_leaving(Segment& segment) noexcept {
   const CountersChange change(counters);
   segment.passage = Passage::kHere;
-  counters.add(kSegments, segment.large, 1);
-  counters.add(kReserved, segment.large, segment.size_bytes);
-  if (segment.oversize) DeviceCounters::raise(counters.oversize_segments);
+  count_in(segment);
 }
 
 void DeviceHeap::hide_addresses(Segment& segment) noexcept {
@@ -390,20 +390,8 @@ void DeviceHeap::record_segment(TraceAction action, const Segment& segment) noex
                segment.stream.handle, segment.pool->id, context_of(action, segment));
 }
 
-DeviceHeap::OwnWork::OwnWork(const DeviceHeap& at) noexcept : at_(at), outer_(innermost_work) {
-  innermost_work = this;
-}
-
-DeviceHeap::OwnWork::~OwnWork() {
-  innermost_work = outer_;
-}
-
 bool DeviceHeap::idle() const noexcept {
-  std::size_t of_others = works_ - trace.waiting_for_this_thread();
-  for (const OwnWork* own = innermost_work; own != nullptr; own = own->outer_) {
-    if (&own->at_ == this) --of_others;
-  }
-  return of_others == 0;
+  return works_ == trace.waiting_for_this_thread() + Inside<DeviceHeap>::times(*this);
 }
 
 void DeviceHeap::end_work() noexcept {

@@ -23,6 +23,7 @@
 #include "allocator/device/capture_order.h"
 #include "allocator/free_list.h"
 #include "allocator/heap_mutex.h"
+#include "allocator/inside.h"
 #include "allocator/page_table.h"
 #include "allocator/pools.h"
 #include "allocator/segment.h"
@@ -154,19 +155,6 @@ class DeviceHeap {
   // is called in the midst of it, may allocate) is none to wait for, nor is that of a thread that
   // waits until this one comes out of its tracker.
   [[nodiscard]] bool idle() const noexcept;
-  // Work that the calling thread is in the midst of. Lives on the stack.
-  class OwnWork {
-   public:
-    explicit OwnWork(const DeviceHeap& at) noexcept;
-    ~OwnWork();
-    OwnWork(const OwnWork&) = delete;
-    OwnWork& operator=(const OwnWork&) = delete;
-
-   private:
-    friend class DeviceHeap;
-    const DeviceHeap& at_;
-    const OwnWork* const outer_;
-  };
   // One work, which ends with the object at the latest.
   class Work {
    public:
@@ -192,7 +180,7 @@ class DeviceHeap {
 
    private:
     DeviceHeap& at_;
-    std::optional<OwnWork> own_;  // while it is under way
+    std::optional<Inside<DeviceHeap>> own_;  // while it is under way
   };
   // How much such work has ended so far. (A thread compares it with its own part of it,
   // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
@@ -243,6 +231,7 @@ class DeviceHeap {
   void cut(Block* block, std::size_t size_bytes);
   void* hand_over(Block* block, std::size_t requested_bytes) noexcept;
   [[nodiscard]] std::uint64_t note(Block* block) noexcept;
+  void count_in(const Segment& segment) noexcept;
   Segment& take_out_of_lists(Segment& segment) noexcept;
   [[nodiscard]] Block* new_node();
   void drop_node(Block* block) noexcept;

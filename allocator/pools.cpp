@@ -7,6 +7,7 @@
 #include "allocator/address_text.h"
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
+#include "allocator/inside.h"
 
 namespace limbo {
 namespace {
@@ -52,29 +53,7 @@ class AskedRoutes {
 };
 
 // A thread inside the provider of a private pool, which may be anybody's code.
-class InsideMaker {
- public:
-  explicit InsideMaker(const Pool& pool) noexcept : of_(&pool), outer_(innermost_) {
-    innermost_ = this;
-  }
-  ~InsideMaker() { innermost_ = outer_; }
-  InsideMaker(const InsideMaker&) = delete;
-  InsideMaker& operator=(const InsideMaker&) = delete;
-
-  [[nodiscard]] static bool is_of(const Pool& pool) noexcept {
-    for (const InsideMaker* one = innermost_; one != nullptr; one = one->outer_) {
-      if (one->of_ == &pool) return true;
-    }
-    return false;
-  }
-
- private:
-  static thread_local constinit const InsideMaker* innermost_;
-
-  const Pool* const of_;
-  const InsideMaker* const outer_;
-};
-thread_local constinit const InsideMaker* InsideMaker::innermost_ = nullptr;
+using InsideMaker = Inside<Pool>;
 
 bool still_stands(DeviceHeap& at, const Route& route) {
   const std::lock_guard lock(at.mutex);
@@ -125,7 +104,7 @@ std::shared_ptr<Pool> Allocator::Impl::routed_pool(DeviceHeap& at, StreamRef str
   if (!at.routed()) return nullptr;
   const AskedRoutes asked(at);
   for (auto route = asked.routes().rbegin(); route != asked.routes().rend(); ++route) {
-    if (InsideMaker::is_of(*route->pool)) continue;
+    if (InsideMaker::times(*route->pool) != 0) continue;
     if (route->filter(stream.handle) && still_stands(at, *route)) return route->pool;
   }
   return nullptr;

@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "allocator/inside.h"
+
 namespace limbo {
 namespace {
 
@@ -126,38 +128,21 @@ void Trace::record(TraceAction action, std::uintptr_t address, std::size_t size_
 // lock held; at its beginning nobody has it.
 class Trace::Turn {
  public:
-  explicit Turn(Trace& of) noexcept : of_(of), outer_(innermost_) {
-    of_.turn_taken_ = true;
-    innermost_ = this;
-  }
+  explicit Turn(Trace& of) noexcept : of_(of), inside_(of) { of_.turn_taken_ = true; }
   ~Turn() {
-    innermost_ = outer_;
     of_.turn_taken_ = of_.wants_relief_ = false;
     if (of_.waiting_ != 0) of_.moved_.notify_all();
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
-  // Whether this thread is inside a tracker, of any device or of this one.
-  [[nodiscard]] static bool any() noexcept { return innermost_ != nullptr; }
-  [[nodiscard]] static bool of(const Trace& trace) noexcept {
-    for (const Turn* turn = innermost_; turn != nullptr; turn = turn->outer_) {
-      if (&turn->of_ == &trace) return true;
-    }
-    return false;
-  }
-
  private:
-  static thread_local constinit Turn* innermost_;
-
   Trace& of_;
-  Turn* const outer_;
+  const Inside<Trace> inside_;
 };
 
-thread_local constinit Trace::Turn* Trace::Turn::innermost_ = nullptr;
-
 std::size_t Trace::waiting_for_this_thread() const noexcept {
-  return Turn::of(*this) ? first_waiting_ : 0;
+  return Inside<Trace>::times(*this) != 0 ? first_waiting_ : 0;
 }
 
 // The entries are over afterwards, with no lock held: contexts end with them.
@@ -202,7 +187,7 @@ void Trace::tell() noexcept {
     if (told && waiting_ != 0) return;
     if (!turn_is_free()) {
       const bool left_to_others = untold_.size() < kMaxUntold && !wants_relief_;
-      if (left_to_others || Turn::any()) return;
+      if (left_to_others || Inside<Trace>::any()) return;
       ++waiting_;
       moved_.wait(lock, [&] { return turn_is_free(); });
       --waiting_;
@@ -233,7 +218,7 @@ void Trace::tell_now(TraceAction action, std::uintptr_t address, std::size_t siz
   {
     std::unique_lock lock(heap_lock_);
     if (trackers_.empty()) return;
-    if (turn_taken_ && !Turn::any()) {
+    if (turn_taken_ && !Inside<Trace>::any()) {
       ++waiting_;
       ++first_waiting_;
       moved_.notify_all();  // whoever is inside a tracker may be waiting for this thread

@@ -150,11 +150,6 @@ void Timelines::end_all() noexcept {
   }
 }
 
-bool Timelines::ended_before(const TimelinePoint& point) const noexcept {
-  return point.index < capacity_ &&
-         protocol::ended_before(protocol::g_memory, &timeline(point.index).ended_at, point.number);
-}
-
 protocol::Arrival Timelines::arrival(const TimelinePoint& point) const noexcept {
   if (point.index >= capacity_) return protocol::Arrival::kCame;  // there is nothing to come
   Timeline& words = timeline(point.index);

@@ -41,9 +41,7 @@ class Timelines {
 
   // Lets every wait pass: this process's GPU work will not come.
   void end_all() noexcept;
-  // Whether it was let pass without that number.
-  [[nodiscard]] bool ended_before(const TimelinePoint& point) const noexcept;
-  // The same while it may still come.
+  // Whether that number came, may still come, or was let pass without it.
   [[nodiscard]] protocol::Arrival arrival(const TimelinePoint& point) const noexcept;
 
   [[nodiscard]] int fd() const noexcept { return memory_.fd(); }

@@ -147,8 +147,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     memory is not reused before the receiver has let go of it on its GPU. ``consumers``: how many
     processes are promised the memory, 1 to 1,000,000: until so many have opened the message
     (however often each) it can be opened, also after this process has freed the tensor. With more
-    than one, a promise costs 16 bytes of this process until its message is over, all of them
-    together rounded up to a power of two. ``ttl``: how long a message that not all of them have
+    than one, each process that opens it costs at most 32 bytes of this one until the message is
+    over. ``ttl``: how long a message that not all of them have
     opened keeps the memory, in seconds, above 0 and at most 366 days, counted from the later of now
     and the free; by default the option ``message_time_limit_ms``.
 

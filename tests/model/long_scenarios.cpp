@@ -4,10 +4,6 @@
 namespace limbo::model {
 
 std::vector<Scenario> long_scenarios() {
-  constexpr std::uint8_t kProducer = 0;
-  constexpr std::uint8_t kFirst = 1;
-  constexpr std::uint8_t kSecond = 2;
-  constexpr std::uint8_t kThird = 3;
   return {
       {.name = "two-threads-each",
        .what = "a message for two processes, opened by two threads of each",

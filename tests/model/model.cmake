@@ -10,6 +10,8 @@ target_link_libraries(limbo_model PRIVATE limbo_warnings Threads::Threads)
 
 # A test for each scenario of the short run, and one for each mistake that a scenario looks for.
 file(STRINGS model/short_scenarios.cpp lines REGEX "\\.name = \"")
+file(STRINGS model/piece_scenarios.cpp of_pieces REGEX "\\.name = \"")
+list(APPEND lines ${of_pieces})
 foreach(line ${lines})
   string(REGEX REPLACE ".*\\.name = \"([a-z0-9-]+)\".*" "\\1" scenario "${line}")
   add_test(NAME model.${scenario} COMMAND limbo_model --scenario ${scenario})

@@ -181,37 +181,6 @@ assert os.path.samefile(torch_limbo.library_path(), path)
     assert done.returncode == 0, done.stderr
 
 
-def test_enable_twice_and_its_arguments() -> None:
-    code = """
-import torch_limbo
-from torch_limbo import LimboError
-
-def code_of(**arguments):
-    try:
-        torch_limbo.enable(**arguments)
-    except LimboError as error:
-        return error.code, str(error)
-    return "", ""
-
-code, text = code_of(multiprocessing="native")
-assert code == "bad_argument" and "native" in text and "stock" in text, text
-code, text = code_of(no_such_option=1)
-assert code == "unknown_option" and "no_such_option" in text, text
-code, text = code_of(exit_drain_ms="long")
-assert code == "bad_argument" and "exit_drain_ms" in text, text
-code, text = code_of(exit_drain_ms=-5)
-assert code == "unknown_option" and "-5" in text, text
-for number in (2**64 + 5, -(2**70)):
-    code, text = code_of(exit_drain_ms=number)
-    assert code == "unknown_option" and str(number) in text, text
-torch_limbo.enable(exit_drain_ms=1234)
-torch_limbo.enable()
-assert {o.name: o.value for o in torch_limbo.options()}["exit_drain_ms"] == 1234
-"""
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_backend_in_the_configuration_is_refused() -> None:
     code = """
 import torch_limbo

@@ -39,6 +39,25 @@ def check(code: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_enable_twice_and_its_arguments() -> None:
+    check("""
+code, text = code_of(multiprocessing="native")
+assert code == "bad_argument" and "native" in text and "stock" in text, text
+code, text = code_of(no_such_option=1)
+assert code == "unknown_option" and "no_such_option" in text, text
+code, text = code_of(exit_drain_ms="long")
+assert code == "bad_argument" and "exit_drain_ms" in text, text
+code, text = code_of(exit_drain_ms=-5)
+assert code == "unknown_option" and "-5" in text, text
+for number in (2**64 + 5, -(2**70)):
+    code, text = code_of(exit_drain_ms=number)
+    assert code == "unknown_option" and str(number) in text, text
+torch_limbo.enable(exit_drain_ms=1234)
+torch_limbo.enable()
+assert value_of("exit_drain_ms") == 1234
+""")
+
+
 #: A value that none of them can be, by the name of the option.
 UNREADABLE = {
     "exit_drain_ms": "10s",

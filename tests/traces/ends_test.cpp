@@ -36,8 +36,9 @@ TEST_F(EndedWithoutMark, WhoeverPassesIsToldWhatHasNotCome) {
   timelines.wait(reader, lost);
   timelines.end_all();
   sim_->synchronize_stream(reader);
-  EXPECT_TRUE(timelines.ended_before(lost)) << "its data passes for what was sent";
-  EXPECT_FALSE(timelines.ended_before(landed));
+  EXPECT_TRUE(timelines.arrival(lost) == protocol::Arrival::kLost)
+      << "its data passes for what was sent";
+  EXPECT_FALSE(timelines.arrival(landed) == protocol::Arrival::kLost);
   sim_->release_hold(hold);
 }
 

@@ -22,13 +22,7 @@ class ForwardTraces : public ProducerTest {
     ProducerTest::TearDown();
   }
   static ForwardRequest request(std::uint32_t slot, const ExportTicket& held) {
-    ForwardRequest request;
-    request.slot = slot;
-    request.held = {held.export_index, held.generation};
-    request.offset_bytes = held.offset_bytes;
-    request.size_bytes = held.size_bytes;
-    request.time_limit = std::chrono::hours(1);
-    return request;
+    return forward_request(held, slot);
   }
   protocol::ClaimTarget forward(const PlayedConsumer& asker, const ForwardRequest& request) {
     // (Any descriptor stands for a pidfd here.)

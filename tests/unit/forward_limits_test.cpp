@@ -50,15 +50,6 @@ class ForwardLimits : public ProducerTest {
     ProducerTest::TearDown();
   }
 
-  static ForwardRequest request(const ExportTicket& held, std::uint32_t slot) {
-    ForwardRequest request;
-    request.slot = slot;
-    request.held = {held.export_index, held.generation};
-    request.offset_bytes = held.offset_bytes;
-    request.size_bytes = held.size_bytes;
-    request.time_limit = std::chrono::hours(1);
-    return request;
-  }
   // (Any descriptor stands for a pidfd here.)
   ExportTicket forward(PlayedConsumer& by, const ForwardRequest& request) {
     const auto made = producer_->forward(by.lease(), request, far_end_.get(), far_end_.get(), 0);
@@ -109,7 +100,7 @@ class ForwardLimits : public ProducerTest {
 
 TEST_F(ForwardLimits, AMillionPromisesTakeNoMemoryOfTheOwnersUntilTheyAreKept) {
   Asker asker(*this, ticket_);
-  ForwardRequest ask = request(ticket_, asker.slot);
+  ForwardRequest ask = forward_request(ticket_, asker.slot);
   ask.consumers = 1'000'000;
   const std::size_t before = host_memory_in_use();
   EXPECT_EQ(until_refused([&] { (void)forward(asker.consumer, ask); }, "64 of the 256 exports"),
@@ -126,12 +117,12 @@ TEST_F(ForwardLimits, OneLeaseTakesAQuarterAndAllForwardsHalf) {
   Asker second(*this, ticket_);
   Asker third(*this, ticket_);
   const auto sends = [&](Asker& asker) {
-    return [this, &asker] { (void)forward(asker.consumer, request(ticket_, asker.slot)); };
+    return [this, &asker] { (void)forward(asker.consumer, forward_request(ticket_, asker.slot)); };
   };
   EXPECT_EQ(until_refused(sends(greedy), "one process"), kOfOneLease);
   std::vector<ExportTicket> made;
   for (std::uint32_t i = 0; i < kOfOneLease; ++i) {
-    made.push_back(forward(second.consumer, request(ticket_, second.slot)));
+    made.push_back(forward(second.consumer, forward_request(ticket_, second.slot)));
   }
   EXPECT_EQ(until_refused(sends(third), "all processes"), 0U);
   EXPECT_EQ(stats().exports_open, kOfAllForwards + 1);
@@ -158,7 +149,7 @@ class PendingNumbers : public ForwardLimits {
   ExportTicket next(PlayedConsumer& by, const ExportTicket& held) {
     std::uint32_t slot = 0;
     EXPECT_EQ(by.claim(held, &slot), ClaimVerdict::kStands);
-    ForwardRequest ask = request(held, slot);
+    ForwardRequest ask = forward_request(held, slot);
     ask.points[0] = {0, next_timeline_++, 1};
     return forward(by, ask);
   }
@@ -220,7 +211,7 @@ TEST_F(ForwardLimits, AnIncarnationThatSomebodyElseSaysTakesNothingBack) {
   PlayedConsumer third(*producer_);
   std::uint32_t slot = 0;
   ASSERT_EQ(asker.claim(ticket_, &slot), ClaimVerdict::kStands);
-  const ExportTicket on = forward(asker, request(ticket_, slot));
+  const ExportTicket on = forward(asker, forward_request(ticket_, slot));
   LeasePeer hostile = peer;
   hostile.pid = 22;
   hostile.process = 1002;
@@ -236,7 +227,7 @@ TEST_F(ForwardLimits, AnIncarnationThatSomebodyElseSaysTakesNothingBack) {
   }
   EXPECT_EQ(third.claim(on), ClaimVerdict::kStands);
   // Over another connection of its own it may.
-  const ExportTicket again = forward(asker, request(ticket_, slot));
+  const ExportTicket again = forward(asker, forward_request(ticket_, slot));
   producer_->take_back(lease_of(peer), again.export_index, again.generation);
   EXPECT_EQ(stats().withdrawn, 1U);
   third.release_all();

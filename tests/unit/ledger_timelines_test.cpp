@@ -179,10 +179,11 @@ TEST_F(LedgerTimelines, TheEndTellsWhatWasReachedFromWhatWasNot) {
   sim().synchronize_stream(a);
   const SimHold hold = sim().hold_stream(a);
   const TimelinePoint late = timelines.advance(a);
-  for (const TimelinePoint& point : {landed, late}) EXPECT_FALSE(timelines.ended_before(point));
+  for (const TimelinePoint& point : {landed, late})
+    EXPECT_FALSE(timelines.arrival(point) == protocol::Arrival::kLost);
   timelines.end_all();
-  EXPECT_FALSE(timelines.ended_before(landed));
-  EXPECT_TRUE(timelines.ended_before(late));
+  EXPECT_FALSE(timelines.arrival(landed) == protocol::Arrival::kLost);
+  EXPECT_TRUE(timelines.arrival(late) == protocol::Arrival::kLost);
   EXPECT_TRUE(timelines.all_reached());
   timelines.wait(unused, late);
   sim().synchronize_stream(unused);
@@ -190,9 +191,9 @@ TEST_F(LedgerTimelines, TheEndTellsWhatWasReachedFromWhatWasNot) {
   sim().synchronize_stream(a);
   EXPECT_EQ(value(timelines, late), late.number);  // a late write has set it back
   timelines.end_all();
-  EXPECT_TRUE(timelines.ended_before(late));
-  EXPECT_FALSE(timelines.ended_before(landed));
-  EXPECT_FALSE(timelines.ended_before({}));
+  EXPECT_TRUE(timelines.arrival(late) == protocol::Arrival::kLost);
+  EXPECT_FALSE(timelines.arrival(landed) == protocol::Arrival::kLost);
+  EXPECT_FALSE(timelines.arrival({}) == protocol::Arrival::kLost);
   EXPECT_EQ(value(timelines, late), protocol::kTimelineEnded);
 }
 

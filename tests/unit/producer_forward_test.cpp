@@ -33,12 +33,7 @@ class ProducerForward : public ProducerTest {
     return slot;
   }
   static ForwardRequest request(std::uint32_t slot, const ExportTicket& held) {
-    ForwardRequest request;
-    request.slot = slot;
-    request.held = {held.export_index, held.generation};
-    request.offset_bytes = held.offset_bytes;
-    request.size_bytes = held.size_bytes;
-    request.time_limit = std::chrono::hours(1);
+    ForwardRequest request = forward_request(held, slot);
     request.points[0] = {0, 3, 5};
     return request;
   }

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +27,17 @@ using protocol::ClaimVerdict;
 
 inline Capacities small_tables() {
   return {.exports = 64, .pieces = 16, .claims = 1024, .timelines = 16};
+}
+
+// A request to send on what `slot` holds.
+inline ForwardRequest forward_request(const ExportTicket& held, std::uint32_t slot) {
+  ForwardRequest request;
+  request.slot = slot;
+  request.held = {held.export_index, held.generation};
+  request.offset_bytes = held.offset_bytes;
+  request.size_bytes = held.size_bytes;
+  request.time_limit = std::chrono::hours(1);
+  return request;
 }
 
 // One consumer. Uses the producer's own mapping of its row (a thread sanitizer cannot follow two).

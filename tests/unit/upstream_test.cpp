@@ -129,12 +129,7 @@ class Upstream : public ProducerTest {
   }
   static ForwardRequest request_of(const ExportTicket& held, std::uint32_t slot,
                                    std::uint64_t number, std::uint32_t index = 0) {
-    ForwardRequest request;
-    request.slot = slot;
-    request.held = {held.export_index, held.generation};
-    request.offset_bytes = held.offset_bytes;
-    request.size_bytes = held.size_bytes;
-    request.time_limit = std::chrono::hours(1);
+    ForwardRequest request = forward_request(held, slot);
     request.points[0] = {0, index, number};
     return request;
   }
