@@ -90,6 +90,11 @@ class ProducerLink {
   // Whether it ever was; and the messages then made name this lease.
   [[nodiscard]] bool has_sent_on() const noexcept { return has_sent_on_.load(); }
 
+  // Releases of its blocks that are not over. ReleaseQueue counts.
+  void release_begun() noexcept { releases_pending_.fetch_add(1); }
+  void release_over() noexcept { releases_pending_.fetch_sub(1); }
+  [[nodiscard]] std::uint64_t releases_pending() const noexcept { return releases_pending_.load(); }
+
   // Messages to the producer; one that cannot be sent is dropped (the producer is dead, or so far
   // behind that it notes everything anyway).
   void decline(std::uint32_t export_index, std::uint64_t generation) noexcept;
@@ -158,6 +163,7 @@ class ProducerLink {
   std::atomic<bool> told_context_lost_{false};
   std::atomic<std::uint32_t> told_life_line_flags_;
   std::atomic<bool> has_sent_on_{false};
+  std::atomic<std::uint64_t> releases_pending_{0};
 
   // Of the reaper alone:
   OwnedFd watched_pidfd_;

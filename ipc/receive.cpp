@@ -339,7 +339,7 @@ std::optional<std::uint32_t> Receiver::take_slot(ProducerLink& link) const {
     const auto slot = link.row().take();
     if (link.row().wants_bell()) link.ring_half_full();
     if (slot) return slot;
-    const bool room_will_come = link.row().waits_for_producer() || releases_.pending(&link) > 0;
+    const bool room_will_come = link.row().waits_for_producer() || link.releases_pending() > 0;
     if (!room_will_come || std::chrono::steady_clock::now() >= until) return std::nullopt;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

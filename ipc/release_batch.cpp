@@ -5,7 +5,7 @@
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/protocol/mistakes.h"
-#include "ipc/release_queue_parts.h"
+#include "ipc/release_queue.h"
 
 namespace limbo {
 
@@ -15,7 +15,6 @@ using protocol::Mistake;
 // Enqueues the batch, which is the only one of `one`.
 void ReleaseQueue::enqueue(std::list<Batch>& one) noexcept {
   Batch& batch = one.front();
-  const InHands in_hands(*this, batch.jobs.size());
   const StreamUse target = batch.room.lane ? *batch.room.lane : batch.jobs.front().streams.front();
   const StreamKey key = StreamRoom::key_of(target);
   bool coming = false;
@@ -135,7 +134,6 @@ void ReleaseQueue::poll() noexcept {
       while (!batches.empty()) {
         const ReleaseJob& last = batches.front().jobs.back();
         if (!last.link->row().landed(last.release.slot)) break;
-        in_hands_.fetch_add(batches.front().jobs.size());
         landed.splice(landed.end(), batches, batches.begin());
       }
       const bool done = batches.empty() && entry->second.coming == 0;
@@ -145,9 +143,7 @@ void ReleaseQueue::poll() noexcept {
   for (Batch& batch : landed) {
     room_.give_back(batch.room);
     for (const StreamRoom::Event& event : batch.events) room_.give_back(event);
-    const std::uint64_t count = batch.jobs.size();
     finish(batch.jobs);
-    in_hands_.fetch_sub(count);
   }
 }
 
@@ -158,8 +154,10 @@ void ReleaseQueue::finish(ReleaseJobs& jobs) noexcept {
     } else {
       job.link->row().released(job.release.slot);
     }
-    if (makes(Mistake::kCloseWhileLanding)) continue;
-    if (job.link->imports().let_go(job.mapping)) unmapper_.nudge();
+    if (!makes(Mistake::kCloseWhileLanding) && job.link->imports().let_go(job.mapping)) {
+      unmapper_.nudge();
+    }
+    over(job);
   }
   jobs.clear();
 }

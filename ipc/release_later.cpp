@@ -7,7 +7,7 @@
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/protocol/mistakes.h"
-#include "ipc/release_queue_parts.h"
+#include "ipc/release_queue.h"
 
 namespace limbo {
 // ---- many in one batch ------------------------------------------------------------------------
@@ -27,7 +27,6 @@ void ReleaseQueue::take_alike(const Alike& key, ReleaseJobs& jobs) {
   }
   jobs.splice(jobs.end(), group, group.begin(), end);
   if (group.empty()) waiting_.erase(found);
-  in_hands_.fetch_add(jobs.size());
 }
 
 // False: nothing has changed.
@@ -80,7 +79,6 @@ void ReleaseQueue::enqueue_waiting() {
         }
         unmapper_.nudge();
       }
-      in_hands_.fetch_sub(count);
       if (count == 0) break;
     }
   }
@@ -106,6 +104,7 @@ void ReleaseQueue::end_by_host(ReleaseJob& job, bool may_still_write) noexcept {
     row.released(job.release.slot);
   }
   if (job.link->imports().let_go(job.mapping)) unmapper_.nudge();
+  over(job);
 }
 
 bool ReleaseQueue::run_when_idle() noexcept {
@@ -114,9 +113,7 @@ bool ReleaseQueue::run_when_idle() noexcept {
   {
     const std::lock_guard lock(mutex_);
     jobs.splice(jobs.end(), idle_);
-    in_hands_.fetch_add(jobs.size());
   }
-  const std::uint64_t count = jobs.size();
   std::uint64_t idle_devices = 0;  // a bit each
   const auto wait_for = [&](int device) {
     const std::uint64_t bit = std::uint64_t{1} << device;
@@ -143,7 +140,6 @@ bool ReleaseQueue::run_when_idle() noexcept {
       if (lost) releaser_.nudge();
     }
   }
-  in_hands_.fetch_sub(count);
   const std::lock_guard lock(mutex_);
   return !idle_.empty();
 }
@@ -151,6 +147,7 @@ bool ReleaseQueue::run_when_idle() noexcept {
 // ---- for ever ---------------------------------------------------------------------------------
 
 void ReleaseQueue::keep(ReleaseJobs& jobs, const char* why) noexcept {
+  for (const ReleaseJob& job : jobs) over(job);
   put(kept_, jobs);
   if (stopped_.load() || warned_.exchange(true)) return;
   std::fprintf(stderr,

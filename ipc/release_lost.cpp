@@ -9,7 +9,7 @@
 #include "allocator/device/sim_device.h"
 #include "ipc/fail_points.h"
 #include "ipc/protocol/mistakes.h"
-#include "ipc/release_queue_parts.h"
+#include "ipc/release_queue.h"
 
 namespace limbo {
 namespace {
@@ -99,19 +99,18 @@ void ReleaseQueue::notice_loss(int device) noexcept {
       for (auto job = list->begin(); job != list->end();) {
         const auto current = job++;
         leave_lost_streams(*current);
-        if (current->streams.empty()) lost.splice(lost.end(), *list, current);
+        if (!current->streams.empty()) continue;
+        if (list == &kept_) begun(*current);  // anew
+        lost.splice(lost.end(), *list, current);
       }
     }
     failed_.splice(failed_.end(), again);
-    in_hands_.fetch_add(lost.size());
   }
   for (const Batch& batch : batches) {
     room_.abandon(batch.room);
     for (const StreamRoom::Event& event : batch.events) room_.give_back(event);
   }
-  const std::uint64_t count = lost.size();
   end_lost(lost);
-  in_hands_.fetch_sub(count);
   releaser_.nudge();
 }
 

@@ -8,7 +8,6 @@
 
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
-#include "ipc/release_queue_parts.h"
 
 namespace limbo {
 namespace {
@@ -62,8 +61,19 @@ ReleaseQueue::~ReleaseQueue() {
 
 void ReleaseQueue::release(ReleaseJobs one) noexcept {
   if (stopped_.load()) return;
+  begun(one.front());
   start(one, true);
   releaser_.nudge();
+}
+
+void ReleaseQueue::begun(const ReleaseJob& job) noexcept {
+  pending_.fetch_add(1);
+  job.link->release_begun();
+}
+
+void ReleaseQueue::over(const ReleaseJob& job) noexcept {
+  job.link->release_over();
+  pending_.fetch_sub(1);
 }
 
 std::shared_ptr<const GraphEnd> ReleaseQueue::end_of_graph(StreamRef stream) {
@@ -84,7 +94,6 @@ void ReleaseQueue::put(ReleaseJobs& where, ReleaseJobs& jobs) noexcept {
 
 // The first attempt is `fresh`: only what is captured just then can have used the block.
 void ReleaseQueue::start(ReleaseJobs& one, bool fresh) noexcept {
-  const InHands in_hands(*this, 1);
   const StreamQuestion question(device_);
   try {
     switch (way_of(one.front(), fresh, question)) {
@@ -193,15 +202,12 @@ std::optional<ReleaseQueue::Clock::time_point> ReleaseQueue::run(Clock::time_poi
       const auto current = job++;
       if (!any_lives(current->graphs)) again.splice(again.end(), parked_, current);
     }
-    in_hands_.fetch_add(again.size());
   }
-  const std::uint64_t count = again.size();
   while (!again.empty()) {
     ReleaseJobs one;
     one.splice(one.begin(), again, again.begin());
     start(one, false);
   }
-  in_hands_.fetch_sub(count);
   enqueue_waiting();
 
   const std::lock_guard lock(mutex_);
@@ -211,21 +217,6 @@ std::optional<ReleaseQueue::Clock::time_point> ReleaseQueue::run(Clock::time_poi
   if (captured) return now + kLookAgainCaptured;
   if (landing_.empty() && parked_.empty() && failed_.empty()) return std::nullopt;
   return now + kLookAgainLanding;
-}
-
-std::uint64_t ReleaseQueue::pending(const ProducerLink* link) {
-  const auto counted = [&](const ReleaseJobs& jobs) {
-    return static_cast<std::uint64_t>(std::count_if(
-        jobs.begin(), jobs.end(),
-        [&](const ReleaseJob& job) { return link == nullptr || job.link.get() == link; }));
-  };
-  const std::lock_guard lock(mutex_);
-  std::uint64_t count = in_hands_.load();
-  for (const auto& [key, group] : waiting_) count += counted(group);
-  for (const auto& [key, landing] : landing_) {
-    for (const Batch& batch : landing.batches) count += counted(batch.jobs);
-  }
-  return count + counted(parked_) + counted(idle_) + counted(failed_);
 }
 
 }  // namespace limbo

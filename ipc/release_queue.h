@@ -81,8 +81,9 @@ class ReleaseQueue {
   // device is asked.
   [[nodiscard]] bool is_lost(int device, bool look = false) noexcept;
 
-  // Releases that are not over; of one producer's blocks, where it is named.
-  [[nodiscard]] std::uint64_t pending(const ProducerLink* link = nullptr);
+  // Releases that are not over (of one producer's blocks: ProducerLink::releases_pending). One is over
+  // when its slot can be used again, or is known never to be.
+  [[nodiscard]] std::uint64_t pending() const noexcept { return pending_.load(); }
 
   // From now on no release touches the device: the process is ending.
   void stop() noexcept { stopped_.store(true); }
@@ -111,7 +112,9 @@ class ReleaseQueue {
     std::mutex mutex;  // guards thread
     ServiceThread* thread = nullptr;
   };
-  class InHands;
+
+  void begun(const ReleaseJob& job) noexcept;
+  void over(const ReleaseJob& job) noexcept;
 
   // ---- the way of a release (release_queue.cpp)
   enum class Way { kEnqueue, kPark, kWhenIdle, kLost, kKeep };
@@ -155,7 +158,7 @@ class ReleaseQueue {
   std::atomic<bool> warned_{false};
   std::atomic<std::uint64_t> lost_devices_{0};  // a bit each
   std::atomic<std::uint64_t> may_run_on_{0};    // of those: what they had to do may not be over
-  std::atomic<std::uint64_t> in_hands_{0};      // jobs that some thread has in its hands
+  std::atomic<std::uint64_t> pending_{0};
 
   Clock::time_point next_look_for_losses_{};  // of the releaser alone
 

@@ -92,6 +92,20 @@ TEST_F(BeginningCapturesTest, AReleaseWaitsForABeginning) {
   expect_all_back();
 }
 
+// One release is one, also while somebody has it in hands.
+TEST_F(BeginningCapturesTest, AReleaseThatIsLookedAtIsCountedOnce) {
+  receive();
+  reader_.announce_capture();
+  reader_.drop("r");
+  reader_.set_faults("is_capturing:1=slow:" + std::to_string(kSlow.count()));
+  const auto until = std::chrono::steady_clock::now() + 2 * kSlow;
+  while (std::chrono::steady_clock::now() < until) {
+    ASSERT_EQ(reader_.stat("releases_pending"), 1);
+  }
+  reader_.withdraw_capture();
+  expect_all_back();
+}
+
 // One that is never withdrawn holds nobody up for long: not who needs an answer, nor a release.
 TEST_F(BeginningCapturesTest, AnAnnouncementThatIsForgottenEnds) {
   receive();
