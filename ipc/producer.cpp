@@ -61,10 +61,6 @@ protocol::ExportFields fields_of(const ExportTicket& ticket,
   return fields;
 }
 
-std::chrono::milliseconds bounded(std::chrono::milliseconds time_limit) {
-  return std::min(time_limit, kLongestTimeLimit);
-}
-
 void check_share_options(const void* data, std::size_t size_bytes, const ShareOptions& options) {
   if (data == nullptr || size_bytes == 0) {
     throw Error(ErrorCode::kBadArgument, "An empty range of memory cannot be shared.");
@@ -90,7 +86,7 @@ void throw_refused(ClaimVerdict verdict) {
       throw Error(ErrorCode::kExpired,
                   "This message was opened after its time limit; its memory has been freed.",
                   "Open it earlier, or send with a longer time limit (option "
-                  "message_time_limit_ms).");
+                  "message_time_limit_ms; where it was sent on, its owner's limit bounds it).");
     default:
       throw Error(ErrorCode::kGone,
                   "This message is over: all that was promised of it has been opened and released, "
@@ -183,7 +179,8 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
                                                  const BlockView& block,
                                                  const ShareOptions& options,
                                                  const SendingStreams& behind) {
-  const auto time_limit = bounded(options.time_limit.value_or(default_message_time_limit()));
+  const auto time_limit =
+      std::min(options.time_limit.value_or(default_message_time_limit()), kLongestTimeLimit);
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) -
                                                  static_cast<const std::byte*>(block.piece_base));
   std::optional<MemoryHandle> handle;

@@ -64,8 +64,8 @@ struct ForwardRequest {
   std::uint64_t offset_bytes = 0;  // of the new range from the piece's base
   std::uint64_t size_bytes = 0;
   std::uint32_t consumers = 1;
-  std::chrono::milliseconds time_limit{0};
-  TimelinePoint points[2];  // of its own timelines
+  std::chrono::milliseconds time_limit{0};  // as it wishes: that of what it holds, at most, is kept
+  TimelinePoint points[2];                  // of its own timelines
 };
 
 // A block of this process, opened in this process.

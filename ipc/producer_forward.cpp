@@ -143,7 +143,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
   }
   const auto index =
       exports.reserve(held.block, request.offset_bytes, request.size_bytes, held.piece_index,
-                      bounded(request.time_limit), std::move(promise));
+                      std::min(request.time_limit, held.time_limit), std::move(promise));
   if (!index) {
     throw Error(ErrorCode::kLedgerFull,
                 "All " + std::to_string(capacities.exports) +

@@ -165,7 +165,4 @@ struct Producer::Impl {
 [[nodiscard]] protocol::ExportFields fields_of(const ExportTicket& ticket,
                                                const protocol::UpstreamWord& upstream);
 
-// A time limit as it is kept: at most ten years, which is for ever.
-[[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds time_limit);
-
 }  // namespace limbo

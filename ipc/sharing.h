@@ -36,7 +36,9 @@ struct ShareOptions {
   // Processes that are promised the block, 1 to kMostConsumers: until so many have opened the message
   // (however often each) it stays openable, within its time limit, whatever its owner frees.
   int consumers = 1;
-  // How long after the later of the send and the owner's free an unopened message stays openable.
+  // How long after the later of the send and the owner's free an unopened message stays openable. What
+  // is sent on stays so for no longer than the message that it came by, whatever is asked for: it is
+  // its owner's memory, and the owner has agreed to no more.
   std::optional<std::chrono::milliseconds> time_limit{};  // default: option message_time_limit_ms
   // The sending thread's current stream; what it has queued comes before the consumer's reads.
   StreamRef current_stream{};

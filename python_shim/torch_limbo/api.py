@@ -153,7 +153,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     and the free; by default the option ``message_time_limit_ms``.
 
     A received tensor, or a view of one, is sent on: its owner is asked, and answers within a
-    second. The receiver's work comes behind the owner's and this process's.
+    second. The receiver's work comes behind the owner's and this process's. The new message lasts no
+    longer, unopened, than the one that brought the tensor: that much its owner has agreed to.
 
     Blocks, as a launch would, where the current stream takes no more entries: behind a long kernel
     that is after 1,021 of them.

@@ -105,6 +105,25 @@ TEST_F(SentOnMessagesTest, AMessageThatCameTooLateForItsAcquirerIsWithdrawn) {
   expect_all_back();
 }
 
+// It is heard of, and its sender has ended: what is left is its time, which the owner bounds.
+TEST_F(SentOnMessagesTest, ADeadForwardersMessageLastsAsLongAsItsOwnersAtMost) {
+  constexpr std::int64_t kTenYearsMs = 10LL * 365 * 24 * 60 * 60 * 1000;
+  sender_.allocate("b", kMiB, 7);
+  Peer forwarder;
+  forwarder.receive("r", sender_.share("b", 300));
+  const std::string on = forwarder.share("r", kTenYearsMs);
+  const std::string forgotten = forwarder.share("r", kTenYearsMs);
+  forwarder.process().kill();
+  EXPECT_TRUE(sender_.becomes("leases_swept", 1));
+  third_.receive("t", on);  // in time: its owner has not let go
+  sender_.free("b");
+  EXPECT_TRUE(sender_.becomes("expired", 1));
+  EXPECT_EQ(error_of([&] { third_.receive("late", forgotten); }), "expired");
+  EXPECT_TRUE(third_.holds("t", 7));
+  third_.drop("t");
+  expect_all_back();
+}
+
 // ---- taken back -------------------------------------------------------------------------------
 
 // The lease that it was sent on by has no connection any more; its process is known all the same.

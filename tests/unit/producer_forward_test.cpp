@@ -172,6 +172,40 @@ TEST_F(ProducerForward, AfterTheOwnersFreeTheTimeLimitRunsAtOnce) {
   EXPECT_EQ(limbo_blocks(), 0);
 }
 
+// Whoever sends on decides for how long at most as far as the owner has agreed to; the owner's memory
+// comes back then, whatever has become of those who sent it on.
+TEST_F(ProducerForward, NobodySendsOnForLongerThanTheOwnerHasSentFor) {
+  const ExportTicket limited = share_for(data_, milliseconds(100));
+  PlayedConsumer asker(*producer_, 1);
+  PlayedConsumer next(*producer_, 2);
+  const auto for_ten_years = [&](PlayedConsumer& by, const ExportTicket& held) {
+    ForwardRequest ask = request(claim(by, held), held);
+    ask.time_limit = std::chrono::hours(24 * 365 * 10);
+    const ExportTicket on = forward(by, ask);
+    producer_->heard(by.lease(), {on.export_index, on.generation});
+    return on;
+  };
+  const ExportTicket on = for_ten_years(asker, limited);
+  const ExportTicket further = for_ten_years(next, on);
+  ForwardRequest shorter = request(claim(asker, limited), limited);
+  shorter.time_limit = milliseconds(0);
+  const ExportTicket shortly = forward(asker, shorter);
+  producer_->heard(asker.lease(), {shortly.export_index, shortly.generation});
+  ASSERT_TRUE(producer_->withdraw(ticket_.export_index, ticket_.generation));
+  let_go();
+  const auto freed = Producer::Clock::now();
+  for (PlayedConsumer* consumer : {&asker, &next}) consumer->die();
+  producer_->run_time_limits(freed);
+  EXPECT_EQ(stats().expired, 1U);
+  PlayedConsumer late(*producer_, 3);
+  EXPECT_EQ(late.claim(shortly), ClaimVerdict::kExpired);
+  EXPECT_GT(limbo_blocks(), 0);
+  producer_->run_time_limits(freed + milliseconds(100));
+  EXPECT_EQ(late.claim(further), ClaimVerdict::kExpired);
+  producer_->collect();
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
 TEST_F(ProducerForward, AForwardThatFailsBehindItsPinUndoesItAfterTheUnlock) {
   PlayedConsumer asker(*producer_, 1);
   const std::uint32_t slot = claim(asker, ticket_);

@@ -112,7 +112,8 @@ void Lender::send() {
   mail.letter = {.from = {diary_.slot(), diary_.incarnation()},
                  .canary = own.canary,
                  .exclusive = exclusive ? 1U : 0U,
-                 .must_open = !limited && !may_withdraw && !twice ? 1U : 0U};
+                 .must_open = !limited && !may_withdraw && !twice ? 1U : 0U,
+                 .limited = limited ? 1U : 0U};
   const std::uint32_t to = another_slot();
   diary_.line("send %p, canary %u, to %u%s%s%s", own.data, own.canary, to,
               exclusive ? ", exclusive" : "", limited ? ", limited" : "", twice ? ", twice" : "");

@@ -65,7 +65,8 @@ std::optional<Mail> acquire_any(Diary& diary, Random& random) {
 void Publisher::publish(const void* data, std::size_t size_bytes, std::uint32_t canary) {
   if (names_.size() >= kMostPublished) (void)unpublish();
   const std::string name = any_name(random_);
-  const Letter letter{.from = {diary_.slot(), diary_.incarnation()}, .canary = canary};
+  const Letter letter{
+      .from = {diary_.slot(), diary_.incarnation()}, .canary = canary, .limited = 1};
   ShareOptions options;
   options.current_stream = GpuWork::ref(kStream);
   options.time_limit = std::chrono::milliseconds(random_.between(0, 40));
