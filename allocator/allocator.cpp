@@ -144,7 +144,6 @@ void* Allocator::Impl::take_cached_again(const Request& request) noexcept {
   if (cache == nullptr) [[unlikely]] {
     return false;
   }
-  ChainList overflow;
   bool unknown_stream = false;
   {
     const GateVisit visit(cache->gate());
@@ -162,16 +161,13 @@ void* Allocator::Impl::take_cached_again(const Request& request) noexcept {
       if (cache->try_put(*to, block)) [[likely]] {
         return true;
       }
-      overflow = cache->put(*to, block);
+      if (cache->put(*to, block, nullptr)) return true;
     } else {
       count_free(*cache, *block);
-      Chain one;
-      one.push(block);
-      overflow.push(one);
     }
   }
-  const StreamRef home = unknown_stream ? block->segment->stream : StreamRef{};
-  give_central(overflow);
+  const StreamRef home = block->segment->stream;
+  put_or_give(*cache, block);
   if (unknown_stream) open_stream(*cache, home);
   return true;
 }

@@ -62,6 +62,8 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   [[nodiscard]] void* search_central(const Request& request);
   enum class Fit : std::uint8_t { kClose, kAny };
   [[nodiscard]] void* take_central(DeviceHeap& from, const Request& request, Fit fit);
+  // The same, heap lock held.
+  [[nodiscard]] void* take_free(DeviceHeap& from, const Request& request, Fit fit);
   [[nodiscard]] Segment* take_piece(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* grow(DeviceHeap& at, const Request& request, std::size_t size_bytes);
   [[nodiscard]] void* make_room(DeviceHeap& at, const Request& request);
@@ -157,6 +159,7 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void empty_cache(DeviceHeap& at);
 
   // ---- caches.cpp ----
+  class StoppedGates;
   [[nodiscard]] ThreadCache* thread_cache() noexcept {
     ThreadCache* cache = thread_registry::words.current;
     if (cache != nullptr && cache->owner_id() == id) [[likely]] {
@@ -175,10 +178,18 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   void open_stream(ThreadCache& cache, StreamRef stream) noexcept;
   [[nodiscard]] bool open_where_others_free(DeviceHeap& at, StreamRef stream) noexcept;
   void retire(ThreadCache& cache) noexcept override;
-  // Gives cached blocks, linked, to the free lists of their devices.
-  void give_central(ChainList& chains);
-  // Everything that caches and the depot hold of a device to its free lists.
+  // Free blocks on their way from a cache to the free lists are in none. So they leave it under the
+  // heap lock and go on under it, or under the registry lock, for which a sweep waits.
+  // A block whose word says that it is cached: into this thread's cache, or to the free lists, as
+  // what must make room for it.
+  void put_or_give(ThreadCache& cache, Block* block) noexcept;
+  void give_own(DeviceHeap& at, ThreadCache& cache) noexcept;
+  // Everything that caches and the depot hold of a device to its free lists. The second: and a block
+  // for the request out of them, null if there is none. All of it is one moment: what is free then,
+  // and in nobody's hands, is found.
   void reclaim_caches(DeviceHeap& at);
+  void reclaim_caches(DeviceHeap& at, StoppedGates& gates);  // heap lock held
+  [[nodiscard]] void* reclaim_and_take(DeviceHeap& at, const Request& request);
   // Those of the depot and of this thread's cache.
   void reclaim_own(DeviceHeap& at);
   // Under the heap's lock.

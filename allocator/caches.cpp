@@ -80,45 +80,75 @@ void Allocator::Impl::open_stream(ThreadCache& cache, StreamRef stream) noexcept
 }
 
 void Allocator::Impl::retire(ThreadCache& cache) noexcept {
-  ChainList all;
-  cache.take_all(-1, all);
-  give_central(all);
   for (const auto& at : heaps) {
+    ChainList all;
+    cache.take_all(at->device, all);
     const std::lock_guard lock(at->mutex);
+    at->give_all(all, own_counters(*at));
     at->counters.remove_thread(&cache.counters(at->device));
   }
   std::erase(caches, &cache);
 }
 
-void Allocator::Impl::give_central(ChainList& chains) {
-  while (!chains.empty()) {
-    DeviceHeap& at = heap_of(*chains.first());
-    const std::lock_guard lock(at.mutex);
-    const CountersChange change(at.counters, own_counters(at));
-    while (!chains.empty() && &heap_of(*chains.first()) == &at) at.give(chains.pop(), true);
+void Allocator::Impl::put_or_give(ThreadCache& cache, Block* block) noexcept {
+  if (cache.is_full_for(block->size_bytes)) {
+    for (const auto& at : heaps) give_own(*at, cache);
   }
+  DeviceHeap& at = heap_of(*block);
+  ChainList overflow;
+  const std::lock_guard lock(at.mutex);
+  {
+    const GateVisit visit(cache.gate());
+    StreamCache* const to = visit ? cache.find(block->segment->stream) : nullptr;
+    if (to == nullptr || !cache.put(*to, block, &overflow)) {
+      Chain alone;
+      alone.push(block);
+      overflow.push(alone);
+    }
+  }
+  at.give_all(overflow, own_counters(at));
+}
+
+void Allocator::Impl::give_own(DeviceHeap& at, ThreadCache& cache) noexcept {
+  ChainList all;
+  // Going into the gate never waits, and nobody waits for this lock inside of it.
+  const std::lock_guard lock(at.mutex);
+  {
+    const GateVisit visit(cache.gate());
+    if (visit) cache.take_all(at.device, all);
+  }
+  at.give_all(all, own_counters(at));
+}
+
+// Also of caches that look empty: their threads may have a chain of the depot in their hands. The
+// gates are opened again before anybody walks along the chains.
+void Allocator::Impl::reclaim_caches(DeviceHeap& at, StoppedGates& gates) {
+  ChainList all;
+  gates.stop_all();
+  for (ThreadCache* cache : gates.caches()) cache->take_all(at.device, all);
+  for (const auto& [stream, depot] : at.depots) depot->take_all(all);
+  gates.reopen();
+  at.give_all(all, own_counters(at));
+  at.grown_unswept_bytes = 0;
 }
 
 void Allocator::Impl::reclaim_caches(DeviceHeap& at) {
-  // A cache that looks empty is left alone: what is freed into it now was freed after this sweep.
-  // The registry lock is kept until everything is in the free lists, so that a second thread that
-  // comes here finds it there; the gates are opened again before anybody walks along the chains.
-  StoppedGates stopped(*this, [](const ThreadCache& cache) { return !cache.looks_empty(); });
-  ChainList all;
-  for (ThreadCache* cache : stopped.caches()) cache->take_all(at.device, all);
-  stopped.reopen();
+  StoppedGates gates(*this, StoppedGates::Later{});
   const std::lock_guard lock(at.mutex);
-  for (const auto& [stream, depot] : at.depots) depot->take_all(all);
-  at.give_all(all, own_counters(at));
-  at.grown_unswept_bytes = 0;
+  reclaim_caches(at, gates);
+}
+
+void* Allocator::Impl::reclaim_and_take(DeviceHeap& at, const Request& request) {
+  StoppedGates gates(*this, StoppedGates::Later{});
+  const std::lock_guard lock(at.mutex);
+  reclaim_caches(at, gates);
+  return take_free(at, request, Fit::kAny);
 }
 
 // What needs nobody to stand still: what full bins left behind, and this thread's own blocks.
 void Allocator::Impl::reclaim_own(DeviceHeap& at) {
   ThreadCache* const own = thread_cache();
   ChainList all;
-  // All under the lock, or another thread might find nothing anywhere and give up. Going into the
-  // gate never waits, and nobody waits for this lock inside of it.
   const std::lock_guard lock(at.mutex);
   if (own != nullptr) {
     const GateVisit visit(own->gate());

@@ -40,6 +40,10 @@ bool leaves_much(const Block& block, std::size_t size_bytes) noexcept {
 
 void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request, Fit fit) {
   const std::lock_guard lock(from.mutex);
+  return take_free(from, request, fit);
+}
+
+void* Allocator::Impl::take_free(DeviceHeap& from, const Request& request, Fit fit) {
   const CountersChange change(from.counters, own_counters(from));
   const Pool& pool = pool_of(from, request);
   Block* block = from.find_fit(pool, request.stream.handle, request.size_bytes);
@@ -218,8 +222,7 @@ void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
 void* Allocator::Impl::make_room_once(DeviceHeap& at, const Request& request) {
   if (in_capture(at, request)) return make_room_in_capture(at, request);
   wait_for_events(at);
-  reclaim_caches(at);
-  if (void* data = search(request)) return data;
+  if (void* data = reclaim_and_take(at, request)) return data;
   if (void* data = take_in_need(at, request)) return data;
   if (void* data = return_and_grow(at, request)) return data;
   Lender* const asked = lender.load(std::memory_order_acquire);
@@ -227,23 +230,20 @@ void* Allocator::Impl::make_room_once(DeviceHeap& at, const Request& request) {
   if (asked == nullptr || inside_callback()) return nullptr;
   static_cast<void>(asked->collect_thoroughly(at.device, collect_wait));
   wait_for_events(at);
-  reclaim_caches(at);
-  if (void* data = search(request)) return data;
+  if (void* data = reclaim_and_take(at, request)) return data;
   return return_and_grow(at, request);
 }
 
 // What is left beside a capture: what other threads have freed meanwhile, and what the lender finds.
 void* Allocator::Impl::make_room_in_capture(DeviceHeap& at, const Request& request) {
-  if (request.pool == nullptr) reclaim_caches(at);
-  if (void* data = search(request)) return data;
+  if (void* data = reclaim_and_take(at, request)) return data;
   if (void* data = take_in_need(at, request)) return data;
   if (void* data = grow(at, request, sizes::least_segment_size(request.size_bytes))) return data;
   // Lent memory is of the default pool.
   Lender* const asked = lender.load(std::memory_order_acquire);
   if (asked == nullptr || request.pool != nullptr || inside_callback()) return nullptr;
   static_cast<void>(asked->collect_thoroughly(at.device, collect_wait));
-  reclaim_caches(at);
-  return search(request);
+  return reclaim_and_take(at, request);
 }
 
 void* Allocator::Impl::return_and_grow(DeviceHeap& at, const Request& request) {

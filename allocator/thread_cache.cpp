@@ -54,43 +54,44 @@ Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_b
   return try_take(size_bytes);
 }
 
-Chain StreamCache::put(Block* block, std::size_t* to_depot_bytes) noexcept {
-  return sizes::is_large(block->size_bytes) ? put_large(block) : put_small(block, to_depot_bytes);
+bool StreamCache::put(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept {
+  return sizes::is_large(block->size_bytes) ? put_large(block, left_bytes, overflow)
+                                            : put_small(block, left_bytes, overflow);
 }
 
-Chain StreamCache::put_small(Block* block, std::size_t* to_depot_bytes) noexcept {
+bool StreamCache::put_small(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept {
   const std::size_t index = size_class(block->size_bytes);
   Bin& bin = use_bin(index);
-  Chain overflow;
   if (bin.count >= bin.limit) {
     if (!bin.spare.empty()) {
-      if (depot_.put(index, bin.spare)) {
-        *to_depot_bytes += bin.spare.count * block->size_bytes;
-      } else {
-        overflow = bin.spare;
+      if (!depot_.put(index, bin.spare)) {
+        if (overflow == nullptr) return false;
+        overflow->push(bin.spare);
       }
+      *left_bytes += bin.spare.count * block->size_bytes;
     }
     bin.spare = bin.active();
     bin.set_active({});
   }
-  static_cast<void>(try_put(block));  // there is room now
-  return overflow;
+  return try_put(block);  // there is room now
 }
 
-Chain StreamCache::put_large(Block* block) noexcept {
-  if (try_put_large(block)) return {};
+bool StreamCache::put_large(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept {
+  if (try_put_large(block)) return true;
   std::size_t chosen = kLargeBins;
   for (std::size_t i = 0; i < kLargeBins && chosen == kLargeBins; ++i) {
     if (large_[i].empty()) chosen = i;
   }
   if (chosen == kLargeBins) {
+    if (overflow == nullptr) return false;
     chosen = next_victim_;
     next_victim_ = (next_victim_ + 1) % kLargeBins;
+    *left_bytes += large_[chosen].count * large_sizes_[chosen];
+    overflow->push(std::exchange(large_[chosen], Chain()));
   }
-  const Chain overflow = std::exchange(large_[chosen], Chain());
   large_sizes_[chosen] = block->size_bytes;
   large_[chosen].push(block);
-  return overflow;
+  return true;
 }
 
 std::size_t StreamCache::take_all(ChainList& chains) noexcept {
@@ -151,28 +152,23 @@ Block* ThreadCache::take(StreamCache& cache, std::size_t size_bytes) noexcept {
   return block;
 }
 
-ChainList ThreadCache::put(StreamCache& cache, Block* block) noexcept {
+bool ThreadCache::put(StreamCache& cache, Block* block, ChainList* overflow) noexcept {
   const std::size_t held = held_bytes_.load(std::memory_order_relaxed);
-  Chain overflow;
-  if (block->size_bytes > largest_bytes_) {
-    overflow.push(block);
-    return ChainList(overflow);
-  }
-  if (held + block->size_bytes > limit_bytes_) {
-    overflow.push(block);
-    ChainList all(overflow);
-    take_all(-1, all);
-    return all;
+  if (block->size_bytes > largest_bytes_ || held + block->size_bytes > limit_bytes_) {
+    if (overflow == nullptr) return false;
+    Chain alone;
+    alone.push(block);
+    overflow->push(alone);
+    return true;
   }
   std::size_t left_bytes = 0;
-  overflow = cache.put(block, &left_bytes);
-  if (!overflow.empty()) left_bytes += overflow.count * overflow.head->size_bytes;
+  if (!cache.put(block, &left_bytes, overflow)) return false;
   hold(held + block->size_bytes - left_bytes);
   // Written rarely: it stays true until somebody takes the large ones.
   if (sizes::is_large(block->size_bytes) && !may_hold_large()) {
     may_hold_large_.store(true, std::memory_order_relaxed);
   }
-  return ChainList(overflow);
+  return true;
 }
 
 void ThreadCache::take_large(int device, ChainList& chains) noexcept {

@@ -67,9 +67,10 @@ class StreamCache {
   // `*from_depot_bytes` is raised by what came from the depot.
   [[nodiscard]] Block* take(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept;
 
-  // Takes the block in. What no longer fits is returned, for the central free list.
-  // `*to_depot_bytes` is raised by what went to the depot.
-  [[nodiscard]] Chain put(Block* block, std::size_t* to_depot_bytes) noexcept;
+  // Takes the block in. What no longer fits goes to the depot, or is added to `*overflow`, for the
+  // central free lists; where `overflow` is null it is false, and nothing has happened.
+  // `*left_bytes` is raised by what went.
+  [[nodiscard]] bool put(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept;
 
   // Adds everything, or the large blocks, to `chains`, without walking along them: somebody may be
   // kept out of the gate meanwhile. Returns how many bytes that is.
@@ -124,8 +125,8 @@ class StreamCache {
   }
 
   [[nodiscard]] Block* take_small(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept;
-  [[nodiscard]] Chain put_small(Block* block, std::size_t* to_depot_bytes) noexcept;
-  [[nodiscard]] Chain put_large(Block* block) noexcept;
+  [[nodiscard]] bool put_small(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept;
+  [[nodiscard]] bool put_large(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept;
   Bin& use_bin(std::size_t index) noexcept;
 
   const StreamRef stream_;
@@ -176,9 +177,11 @@ class alignas(128) ThreadCache {
     return true;
   }
   [[nodiscard]] Block* take(StreamCache& cache, std::size_t size_bytes) noexcept;
-  // Returns what must go to the central free lists: nothing, or, when the cache is over its limit,
-  // everything it held.
-  [[nodiscard]] ChainList put(StreamCache& cache, Block* block) noexcept;
+  // Free blocks that are in no list would be missed by whoever looks through all of them. So what has
+  // to leave for the central free lists leaves under the heap lock: with it held `overflow` is where
+  // such blocks are added, maybe `block` itself. Without it `overflow` is null, and false says that
+  // something would have to leave; nothing has happened then.
+  [[nodiscard]] bool put(StreamCache& cache, Block* block, ChainList* overflow) noexcept;
   // Gives the stream a cache, for which there is room.
   void add(std::unique_ptr<StreamCache> cache);
   [[nodiscard]] ThreadCounters& counters(int device) noexcept {
@@ -201,12 +204,14 @@ class alignas(128) ThreadCache {
   [[nodiscard]] bool has_room() const noexcept { return streams_.size() < kMaxStreams; }
 
   // ---- any time ----
-  // A hint: a sweep may pass this cache by.
-  [[nodiscard]] bool looks_empty() const noexcept { return held_bytes() == 0; }
+  // Whether everything must leave before a block of this size comes in.
+  [[nodiscard]] bool is_full_for(std::size_t size_bytes) const noexcept {
+    return size_bytes <= largest_bytes_ && held_bytes() + size_bytes > limit_bytes_;
+  }
   [[nodiscard]] std::size_t held_bytes() const noexcept {
     return held_bytes_.load(std::memory_order_relaxed);
   }
-  // The same for whoever wants large blocks only.
+  // A hint: whoever wants large blocks only may pass this cache by.
   [[nodiscard]] bool may_hold_large() const noexcept {
     return may_hold_large_.load(std::memory_order_relaxed);
   }

@@ -145,8 +145,8 @@ TEST(Sweeps, TakeChainsWithoutWalkingAlongThem) {
     const auto blocks = std::make_unique<Block[]>(block_count);
     for (std::size_t i = 0; i < block_count; ++i) {
       blocks[i].size_bytes = 512;
-      std::size_t to_depot_bytes = 0;
-      EXPECT_TRUE(cache->put(&blocks[i], &to_depot_bytes).empty());
+      std::size_t left_bytes = 0;
+      EXPECT_TRUE(cache->put(&blocks[i], &left_bytes, nullptr));
     }
     ChainList taken;
     std::size_t taken_bytes = 0;
