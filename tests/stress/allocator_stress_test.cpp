@@ -371,7 +371,13 @@ void expect_balance(World& world) {
 
 class AllocatorStress : public AllocatorTest {
  protected:
-  AllocatorStress() : AllocatorTest(2, 2048) {}
+  AllocatorStress() : AllocatorTest(4, 2048) {}
+
+  void limit_all(std::size_t limit_bytes) {
+    for (int device = 0; device < sim_->device_count(); ++device) {
+      allocator_.set_limit_bytes(device, limit_bytes);
+    }
+  }
 };
 
 TEST_F(AllocatorStress, WithRoom) {
@@ -397,7 +403,7 @@ class AllocatorStressTracked : public AllocatorStress {
 TEST_F(AllocatorStressTracked, WithATracker) {
   allocator_.add_trace_tracker([this](const TraceEntry& entry) { tracker_(entry); });
   World world(*sim_, allocator_, true);
-  for (const int device : {0, 1}) allocator_.set_limit_bytes(device, 120 * kMiB);
+  limit_all(60 * kMiB);
   run_rounds(world, kOperations / 8);
   expect_balance(world);
   allocator_.set_history({});
@@ -409,7 +415,7 @@ TEST_F(AllocatorStressTracked, WithATracker) {
 // The limit is below what the threads want: memory goes back and forth, and some requests fail.
 TEST_F(AllocatorStress, AtTheLimit) {
   World world(*sim_, allocator_);
-  for (const int device : {0, 1}) allocator_.set_limit_bytes(device, 80 * kMiB);
+  limit_all(40 * kMiB);
   run_rounds(world, kOperations / 4);
   expect_balance(world);
 }

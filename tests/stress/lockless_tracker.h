@@ -52,7 +52,7 @@ class LocklessTracker {
       default:
         break;
     }
-    ++heard_of_.at(static_cast<std::size_t>(entry.device));
+    ++known.heard;
   }
 
   // How many blocks and segments have not ended.
@@ -61,12 +61,17 @@ class LocklessTracker {
     for (const OfDevice& known : of_) count += known.segments.size() + known.blocks.size();
     return count;
   }
-  [[nodiscard]] std::size_t heard() const { return heard_of_[0] + heard_of_[1]; }
+  [[nodiscard]] std::size_t heard() const {
+    std::size_t count = 0;
+    for (const OfDevice& known : of_) count += known.heard;
+    return count;
+  }
 
  private:
   struct OfDevice {
     std::map<std::uintptr_t, std::size_t> segments;
     std::map<std::uintptr_t, bool> blocks;  // whether its free was requested
+    std::size_t heard = 0;                  // devices are told of at the same time
   };
 
   static void expect(bool fits, const TraceEntry& entry) {
@@ -75,8 +80,7 @@ class LocklessTracker {
                   << " at " << std::hex << entry.address;
   }
 
-  std::array<OfDevice, 2> of_;
-  std::array<std::size_t, 2> heard_of_{};
+  std::array<OfDevice, 4> of_;
 };
 
 }  // namespace limbo::testing
