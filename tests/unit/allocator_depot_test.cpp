@@ -1,13 +1,11 @@
 // The depot: what one thread frees and nobody takes is bounded.
 #include "allocator/depot.h"
-#include "allocator/options.h"
 #include "tests/unit/allocator_support.h"
+#include "tests/unit/small_caches.h"
 #include "tests/unit/worker.h"
 
 namespace limbo::testing {
 namespace {
-
-constexpr std::int64_t kCacheBytes = std::int64_t{8} << 20;
 
 TEST(DepotRoom, IsFullAtItsLimit) {
   DepotRoom room(1000);
@@ -19,12 +17,6 @@ TEST(DepotRoom, IsFullAtItsLimit) {
   EXPECT_EQ(room.held_bytes(), 0U);
 }
 
-// Made while caches are small.
-class SmallCaches {
- protected:
-  SmallCaches() { set_option("thread_cache_bytes", kCacheBytes); }
-  ~SmallCaches() { set_option("thread_cache_bytes", 256 << 20); }
-};
 class AllocatorDepot : protected SmallCaches, public AllocatorTest {};
 
 // The invariants say that the depot of a device holds no more than it may, of all streams together.

@@ -5,20 +5,12 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/options.h"
+#include "allocator/gate.h"
 #include "tests/unit/allocator_support.h"
+#include "tests/unit/small_caches.h"
 
 namespace limbo::testing {
 namespace {
-
-constexpr std::int64_t kCacheBytes = std::int64_t{8} << 20;
-
-// Made while caches are small: they, and the depot, are full again and again.
-class SmallCaches {
- protected:
-  SmallCaches() { set_option("thread_cache_bytes", kCacheBytes); }
-  ~SmallCaches() { set_option("thread_cache_bytes", 256 << 20); }
-};
 
 // A cache has one limit for all devices.
 class AllocatorFullCache : protected SmallCaches, public AllocatorTest {
@@ -46,13 +38,14 @@ class Full : protected Caches, public AllocatorTest {
  protected:
   static constexpr int kThreads = 4;
   static constexpr int kBlocks = 128;  // that there is memory for
+  static constexpr int kRounds = kThreadSanitizer ? 500 : 5000;
 
   // How many allocations failed.
-  int run(std::size_t size_bytes, int rounds) {
+  int run(std::size_t size_bytes) {
     fill(size_bytes);
     std::vector<std::thread> threads;
     for (int index = 0; index < kThreads; ++index) {
-      threads.emplace_back([this, index, size_bytes, rounds] { live(index, size_bytes, rounds); });
+      threads.emplace_back([this, index, size_bytes] { live(index, size_bytes); });
     }
     for (std::thread& thread : threads) thread.join();
     return failures_;
@@ -69,10 +62,10 @@ class Full : protected Caches, public AllocatorTest {
 
   // What it frees it keeps to itself, as far as its cache holds it, and what it allocates others have
   // freed.
-  void live(int seed, std::size_t size_bytes, int rounds) {
+  void live(int seed, std::size_t size_bytes) {
     std::mt19937_64 random(static_cast<unsigned>(seed));
     std::vector<std::byte*> held;
-    for (int round = 0; round < rounds; ++round) {
+    for (int round = 0; round < kRounds; ++round) {
       for (std::size_t more = random() % kBlocks; more > 0 && take_place(); --more) {
         try {
           held.push_back(allocate(size_bytes));
@@ -104,26 +97,24 @@ struct UsualCaches {};
 using AllocatorFull = Full<UsualCaches>;
 using AllocatorFullSmallCaches = Full<SmallCaches>;
 
-constexpr int kRounds = 5000;
-
 TEST_F(AllocatorFull, BlocksThatGoThroughTheDepot) {
-  EXPECT_EQ(run(std::size_t{64} << 10, kRounds), 0);
+  EXPECT_EQ(run(std::size_t{64} << 10), 0);
 }
 
 TEST_F(AllocatorFull, LargeBlocksInCaches) {
-  EXPECT_EQ(run(2 * kMiB, kRounds), 0);
+  EXPECT_EQ(run(2 * kMiB), 0);
 }
 
 TEST_F(AllocatorFullSmallCaches, BlocksThatTheDepotHasNoRoomFor) {
-  EXPECT_EQ(run(kMiB / 2, kRounds), 0);
+  EXPECT_EQ(run(kMiB / 2), 0);
 }
 
 TEST_F(AllocatorFullSmallCaches, LargeBlocksThatTheCacheHasNoRoomFor) {
-  EXPECT_EQ(run(2 * kMiB, kRounds), 0);
+  EXPECT_EQ(run(2 * kMiB), 0);
 }
 
 TEST_F(AllocatorFullSmallCaches, BlocksThatNoCacheHolds) {
-  EXPECT_EQ(run(4 * kMiB, kRounds), 0);
+  EXPECT_EQ(run(4 * kMiB), 0);
 }
 
 }  // namespace
