@@ -206,10 +206,10 @@ void Channel::Impl::welcome(ChannelPeer& peer, const LeaseGrant& grant) {
   Welcome message;
   message.lease_number = grant.lease_number;
   message.incarnation = incarnation;
-  message.life_line_flags = life_line::flags();
   message.capacities = grant.capacities;
   const int descriptors[Welcome::kDescriptors] = {grant.ledger_fd, grant.timelines_fd, grant.row_fd,
                                                   life_line::far_end(), grant.own_timelines_fd};
+  message.life_line_flags = life_line::flags();  // of the line that may just have been made
   peer.handed_nothing = !send_packet(peer.socket.get(), encode(message), descriptors);
 }
 

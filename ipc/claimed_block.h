@@ -87,8 +87,8 @@ class ClaimedBlock : public BlockBehind, private KeptByGraphs {
     // Of the one thread that releases, and before the claim may be over.
     living_.end();
     held_.end();
-    counts_.releases.fetch_add(1, std::memory_order_relaxed);
     releases_.release(std::move(given_back));
+    counts_.releases.fetch_add(1);  // who sees it sees the release pending, or over
   }
 
   void belong_to(Device& device, std::shared_ptr<ProducerLink> link) {

@@ -39,8 +39,8 @@ Handshake shake_hands(const ProducerAddress& address, const Incarnation& own,
   Call call(address, deadline, kSender);
   Hello hello;
   hello.incarnation = own;
+  const int descriptors[Hello::kDescriptors] = {life_line::far_end()};  // first: it may be made now
   hello.life_line_flags = life_line::flags();
-  const int descriptors[Hello::kDescriptors] = {life_line::far_end()};
   LIMBO_FAIL_POINT("connect.before_hello");
   call.send(encode(hello), descriptors);
   LIMBO_FAIL_POINT("connect.after_hello");

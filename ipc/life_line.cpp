@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -52,6 +54,23 @@ constinit End other_end{O_RDONLY};
 constinit std::atomic<std::uint32_t> made_flags{0};
 constinit std::mutex remake_mutex;  // guards making a lost line anew; nothing is called under it
 
+// Of a line that is made, or lost, when files of the driver are open.
+std::uint32_t flags_of_late() noexcept {
+  if (!own_driver_files().any()) return 0;
+  return descendant_has_driver_files() ? kLate | kLateWithChildren : kLate;
+}
+
+// The far end once more, of the pipe whose held end is `held`: those who watch it see no change.
+int reopen_far_end(int held) noexcept {
+  std::array<char, 32> path{};
+  std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", held);
+  const int low = ::open(path.data(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (low < 0 || low > held) return low;
+  const int far = ::fcntl(low, F_DUPFD_CLOEXEC, held + 1);
+  ::close(low);
+  return far;
+}
+
 bool mps_may_be_used() noexcept {
   if (std::getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr) return true;
   return ::access("/tmp/nvidia-mps/control", F_OK) == 0;
@@ -77,11 +96,7 @@ Ends make_ends() noexcept {
 void make() noexcept {
   const Ends ends = make_ends();
   if (ends.held < 0) return;
-  std::uint32_t flags = 0;
-  if (own_driver_files().any()) {
-    flags = kLate;
-    if (descendant_has_driver_files()) flags |= kLateWithChildren;
-  }
+  const std::uint32_t flags = flags_of_late();
   held_end.set(ends.held);
   other_end.set(ends.far);
   made_flags.store(flags, std::memory_order_relaxed);
@@ -97,8 +112,12 @@ void renew_in_child() noexcept {
 
 int far_end() {
   const std::lock_guard lock(remake_mutex);
+  if (held_end.alive() && !other_end.alive()) {
+    const int far = reopen_far_end(held_end.fd.load(std::memory_order_relaxed));
+    if (far >= 0) other_end.set(far);
+  }
   if (!held_end.alive() || !other_end.alive()) {
-    held_end.close_if_alive();
+    // A held end that lives is left open: whoever has been handed the far end still believes it.
     other_end.close_if_alive();
     make();
   }
@@ -117,6 +136,7 @@ int near_end() noexcept {
 
 std::uint32_t flags() {
   std::uint32_t flags = made_flags.load(std::memory_order_relaxed);
+  if (!held_end.alive()) flags |= flags_of_late();
   if (own_driver_file_below(held_end.fd.load(std::memory_order_relaxed))) flags |= kLate;
   if (mps_may_be_used()) flags |= kPerhapsMps;
   return flags;

@@ -27,8 +27,10 @@
 namespace limbo::life_line {
 
 // What a producer has to know about how far this life line can be believed. Sent in hello.
-inline constexpr std::uint32_t kLate = 1;  // made after the driver's files were opened
-// A descendant held the driver's files when the line was made late: it does not hold the line.
+inline constexpr std::uint32_t kLate =
+    1;  // made after the driver's files were opened, or closed since
+// A descendant held the driver's files when the line was made late: it does not hold the line. Or it
+// does now, and the line was closed.
 inline constexpr std::uint32_t kLateWithChildren = 2;
 // GPU work may belong to an MPS server, which outlives this process: CUDA_MPS_PIPE_DIRECTORY is set,
 // or a server listens in the default place, /tmp/nvidia-mps.
@@ -52,9 +54,9 @@ void make() noexcept;
 // Async-signal-safe.
 void renew_in_child() noexcept;
 
-// The end that others watch, for a duplicate; stays this module's. Makes a new, late, line when the
-// program has closed the descriptors behind the library's back. Throws kNoChannel when there can be
-// none.
+// The end that others watch, for a duplicate; stays this module's. Where the program has closed it
+// behind the library's back, it is opened anew; where the held end is closed, there is a new, late,
+// line: ask for the flags afterwards. Throws kNoChannel when there can be none.
 [[nodiscard]] int far_end();
 
 // The end that is held, for Device::hold_while_work_runs; -1: there is none.

@@ -334,14 +334,17 @@ void Receiver::find_mapping(Claim& claimed, const ExportTicket& ticket,
 // rings. So where releases are on their way, a full row is waited for, a fraction of a second.
 std::optional<std::uint32_t> Receiver::take_slot(ProducerLink& link) const {
   const auto until = std::chrono::steady_clock::now() + kPatienceForAClaimSlot;
-  while (true) {
+  for (bool room_will_come = true;;) {
     if (link.row().half_full()) releases_.poll();
     const auto slot = link.row().take();
     if (link.row().wants_bell()) link.ring_half_full();
     if (slot) return slot;
-    const bool room_will_come = link.row().waits_for_producer() || link.releases_pending() > 0;
     if (!room_will_come || std::chrono::steady_clock::now() >= until) return std::nullopt;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // On its way to the producer, with the producer, or back by the next attempt: asked in that order,
+    // nothing is missed.
+    room_will_come = link.releases_pending() > 0;
+    room_will_come |= link.row().waits_for_producer();
+    if (room_will_come) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

@@ -130,6 +130,47 @@ LIMBO_CHILD_ROLE(lower_driver_file) {
   return (life_line::flags() & life_line::kLate) != 0 ? 0 : 3;
 }
 
+ino_t inode_of(int fd) {
+  struct stat facts {};
+  return ::fstat(fd, &facts) == 0 ? facts.st_ino : 0;
+}
+
+// By a program that closes whatever it does not know. Those who watch the line keep what they have.
+LIMBO_CHILD_ROLE(far_end_closed) {
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  const OwnedFd watched(::fcntl(life_line::far_end(), F_DUPFD_CLOEXEC, 3));
+  ::close(life_line::far_end());
+  const int far = life_line::far_end();
+  if (is_life_line_closed(watched.get())) return 1;  // while this process lives
+  if (inode_of(far) != inode_of(watched.get()) || !is_life_line(far)) return 2;
+  if ((::fcntl(far, F_GETFD) & FD_CLOEXEC) == 0 || far < life_line::near_end()) return 3;
+  return (life_line::flags() & life_line::kLate) == 0 ? 0 : 4;
+}
+
+// Nothing tells any more when this process's work ends, but the ends of its files.
+LIMBO_CHILD_ROLE(held_end_closed) {
+  const OwnedFd driver(::memfd_create("limbo-sim-queues", MFD_CLOEXEC));
+  const OwnedFd watched(::fcntl(life_line::far_end(), F_DUPFD_CLOEXEC, 3));
+  ::close(life_line::near_end());
+  if (!is_life_line_closed(watched.get())) return 1;
+  if ((life_line::flags() & life_line::kLate) == 0) return 2;
+  if ((life_line::flags() & life_line::kLateWithChildren) != 0) return 3;
+  int hold[2];
+  if (::pipe(hold) != 0) return 4;
+  const pid_t helper = ::fork();
+  if (helper == 0) {
+    char byte = 0;
+    (void)!::read(hold[0], &byte, 1);
+    ::_exit(0);
+  }
+  const bool told = (life_line::flags() & life_line::kLateWithChildren) != 0;
+  (void)!::write(hold[1], "x", 1);
+  ::waitpid(helper, nullptr, 0);
+  if (!told) return 5;
+  if (is_life_line_closed(life_line::far_end())) return 6;  // made anew
+  return (life_line::flags() & life_line::kLate) != 0 ? 0 : 7;
+}
+
 LIMBO_CHILD_ROLE(fork_after_use) {
   fork_guard::begin_use();
   const OwnedFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -207,6 +248,14 @@ TEST(ForkGuard, TheOwnWordIsNullInEveryForkChild) {
 
 TEST(ForkGuard, AChildThatHoldsTheDriversFilesKeepsTheLineAndIsLate) {
   testing::ChildProcess("fork_with_driver_files").finish();
+}
+
+TEST(LifeLine, OutlivesAProgramThatClosesTheFarEnd) {
+  EXPECT_EQ(testing::ChildProcess("far_end_closed").wait().code, 0);
+}
+
+TEST(LifeLine, ThatIsClosedByTheProgramProvesLittle) {
+  EXPECT_EQ(testing::ChildProcess("held_end_closed").wait().code, 0);
 }
 
 TEST(LifeLine, IsLateWhereTheDriverHasALowerNumber) {
