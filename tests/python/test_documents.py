@@ -47,6 +47,17 @@ def test_a_document_is_whole_and_its_links_lead_somewhere(document: Path) -> Non
             assert part in anchors, f"{document}: {file or document.name} has no part {part}"
 
 
+def test_readme_and_ci_install_the_same_for_the_test_command() -> None:
+    """On Debian, where nothing else is: what README's command line names, CI's script names too."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^ +apt install (.+)$", readme, re.M)
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    (installed,) = re.findall(r"^packages_of_test=\((.+?)\)$", script, re.M)
+    assert sorted(told.split()) == sorted(installed.split())
+    # Without it the replays of compressed traces fail.
+    assert "zlib1g-dev" in told.split()
+
+
 def test_the_api_reference_is_up_to_date() -> None:
     maker = ROOT / "python_shim" / "docs" / "make_api.py"
     done = subprocess.run(
