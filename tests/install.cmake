@@ -44,6 +44,23 @@ function(limbo_test_find_package name prefix fixture)
                        "LIMBO_DEVICE=simulated;LIMBO_SIM_MACHINE=${place}.sim")
 endfunction()
 
+# limbo_test_exports(NAME FOLDER FIXTURE): what the libraries in FOLDER export is their own. Of
+# torch's headers there are functions and variables in limbo::torch that have to be one with torch's.
+function(limbo_test_exports name folder fixture)
+  if(NOT LIMBO_PY_executable)
+    return()
+  endif()
+  set(check ${LIMBO_PY_executable} ${PROJECT_SOURCE_DIR}/.ci/check_exports.py)
+  add_test(NAME ${name}_core COMMAND ${check} ${folder}/$<TARGET_FILE_NAME:limbo_core>)
+  set(tests ${name}_core)
+  if(TARGET limbo_torch)
+    add_test(NAME ${name}_torch COMMAND ${check} --also c10 --also at --also torch --also caffe2
+                                        ${folder}/$<TARGET_FILE_NAME:limbo_torch>)
+    list(APPEND tests ${name}_torch)
+  endif()
+  set_tests_properties(${tests} PROPERTIES FIXTURES_REQUIRED ${fixture} LABELS install)
+endfunction()
+
 if(NOT LIMBO_SANITIZE)
   set(limbo_prefix ${CMAKE_CURRENT_BINARY_DIR}/prefix)
   add_test(NAME install.prefix COMMAND ${CMAKE_COMMAND} --install ${PROJECT_BINARY_DIR} --prefix
@@ -64,7 +81,9 @@ if(NOT LIMBO_SANITIZE)
   else()
     limbo_test_find_package(install.find_package ${limbo_prefix} limbo_prefix -DWITH_TORCH=OFF)
   endif()
+  limbo_test_exports(install.exports ${limbo_prefix}/${CMAKE_INSTALL_LIBDIR} limbo_prefix)
   if(limbo_installed_site)
+    limbo_test_exports(install.exports_of_wheel ${limbo_installed_site}/torch_limbo/lib limbo_wheel)
     # A wheel is a prefix too.
     limbo_test_find_package(install.find_package_in_wheel ${limbo_installed_site}/torch_limbo
                             limbo_wheel -DWITH_TORCH=ON)
