@@ -79,9 +79,7 @@ std::string disturbance(Random& random, std::size_t taken) {
                                              : random.below(kFailPointCount);
   if (point == taken) return {};
   const std::string name(kFailPoints[point].name);
-  // A release that fails stays held until its process ends: nothing for a balance.
-  const bool may_fail = kFailPoints[point].can_fail && name != "release.before_enqueue";
-  if (may_fail && random.one_in(2)) {
+  if (kFailPoints[point].can_fail && random.one_in(2)) {
     return "," + name + "=error" + at_passing(draw_passing(random));
   }
   return "," + name + "=delay:" + std::to_string(1 + random.below(3)) +
