@@ -22,7 +22,7 @@
 namespace limbo::killmatrix {
 namespace {
 
-// Starts this program anew with the library that makes the mistake.
+// Starts this program anew with the library that makes the mistake; none: with the same one.
 void become_saboteur(const std::string& mistake, char** argv) {
   const char* made = std::getenv("LIMBO_MISTAKE");
   if (made != nullptr && mistake == made) return;
@@ -92,7 +92,9 @@ int main_of(int argc, char** argv) {
     return 2;
   }
   if (!options) return 0;
-  if (!options->sabotage.empty()) become_saboteur(options->sabotage, argv);
+  if (!options->sabotage.empty()) {
+    become_saboteur(options->harmless ? "" : options->sabotage, argv);
+  }
   return run(*options);
 }
 

@@ -25,10 +25,10 @@ void attempt(Diary& diary, Function&& function) {
   } catch (const Error& failure) {
     diary.line("error: %.100s", failure.what());
     if (diary.context_lost()) return;
-    if (is_planned(failure) || failure.code() == ErrorCode::kLedgerFull) return;
-    diary.found(Harm::kLost, "an error that has no reason: %s", failure.what());
+    if (is_planned(failure, diary) || failure.code() == ErrorCode::kLedgerFull) return;
+    diary.found(Harm::kOther, "an error that has no reason: %s", failure.what());
   } catch (const std::exception& failure) {
-    diary.found(Harm::kLost, "an exception: %s", failure.what());
+    diary.found(Harm::kOther, "an exception: %s", failure.what());
   }
 }
 

@@ -19,6 +19,22 @@ Arena& make_arena() {
   return *arena;
 }
 
+std::string_view name_of(Harm harm) noexcept {
+  switch (harm) {
+    case Harm::kEarly:
+      return "early";
+    case Harm::kNotBack:
+      return "not back";
+    case Harm::kName:
+      return "name";
+    case Harm::kOther:
+      return "other";
+    case Harm::kNone:
+      break;
+  }
+  return "any";
+}
+
 std::uint64_t now_us() noexcept {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
                                         std::chrono::steady_clock::now().time_since_epoch())
@@ -57,7 +73,7 @@ void Diary::found(Harm harm, const char* format, ...) noexcept {
   std::vsnprintf(text.data(), text.size(), format, arguments);
   va_end(arguments);
   line("FOUND: %.90s", text.data());
-  (harm == Harm::kEarly ? arena_->early : arena_->lost).fetch_add(1);
+  arena_->harms[static_cast<std::size_t>(harm)].fetch_add(1);
   const std::uint32_t index = arena_->findings_taken.fetch_add(1);
   if (index >= arena_->findings.size()) return;
   Finding& finding = arena_->findings[index];

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ipc/fail_points.h"
@@ -48,10 +49,17 @@ struct Origin {
   std::atomic<std::uint32_t> writer{0};  // 0: the block's owner, 1: a consumer
 };
 
+// What was found. All but early reuse counts as lost.
 enum class Harm : std::uint32_t {
-  kEarly = 1,  // a block was reused, or its message ended, under a holder
-  kLost,       // something did not come back
+  kNone,
+  kEarly,    // a block was reused, or its message ended, under a holder
+  kNotBack,  // something did not come back at a balance
+  kName,     // what is published is not found under its name
+  kOther,    // a promise, an invariant, an error without a reason, an end that nobody has planned
 };
+inline constexpr std::size_t kHarms = 5;
+
+[[nodiscard]] std::string_view name_of(Harm harm) noexcept;
 
 struct Finding {
   std::atomic<std::uint32_t> harm{0};  // written last
@@ -70,14 +78,22 @@ struct Arena {
   std::atomic<std::uint64_t> checks{0};    // contents that were compared
   std::atomic<std::uint64_t> orphans{0};   // contents that nobody promises any more
   std::atomic<std::uint64_t> out_of_memory{0};
-  std::atomic<std::uint64_t> early{0};
-  std::atomic<std::uint64_t> lost{0};
+  std::atomic<std::uint64_t> planned_errors{0};  // calls that met what a fail point threw
+  std::array<std::atomic<std::uint64_t>, kHarms> harms{};
   std::array<std::atomic<std::uint64_t>, kFailPointCount>
       passed{};  // processes that passed a point
   std::atomic<std::uint32_t> findings_taken{0};
   std::array<Finding, 32> findings;
   std::array<Origin, 1U << 16> origins;
   std::array<SlotPage, kMostSlots> slots;
+
+  [[nodiscard]] std::uint64_t count(Harm harm) const noexcept {
+    return harms[static_cast<std::size_t>(harm)].load();
+  }
+  [[nodiscard]] std::uint64_t early() const noexcept { return count(Harm::kEarly); }
+  [[nodiscard]] std::uint64_t lost() const noexcept {
+    return count(Harm::kNotBack) + count(Harm::kName) + count(Harm::kOther);
+  }
 };
 
 // Maps an arena that fork children share. Throws std::runtime_error.

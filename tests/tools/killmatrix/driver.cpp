@@ -15,6 +15,7 @@
 #include <stdexcept>
 
 #include "tests/tools/killmatrix/peer.h"
+#include "tests/tools/killmatrix/sabotage.h"
 
 namespace limbo::killmatrix {
 namespace {
@@ -205,7 +206,7 @@ void Driver::hear(Slot& slot) {
     case 'b':
       if (got > 1) {
         Diary(arena_, slot.plan.slot, slot.plan.incarnation)
-            .found(Harm::kLost, "not back after %lld ms: %s",
+            .found(Harm::kNotBack, "not back after %lld ms: %s",
                    static_cast<long long>((options_.deadline / 2).count()), text + 1);
       }
       slot.owes_answer = false;
@@ -246,6 +247,7 @@ void Driver::reap() {
 }
 
 void Driver::stopped(Slot& slot) {
+  if (slot.killed_by_driver) return;  // it was on its way when it was killed
   ++result_.stopped;
   slot.stopped = true;
   slot.resume_at = Clock::now() + milliseconds(random_.one_in(200) ? 2500 : random_.between(0, 25));
@@ -255,24 +257,26 @@ void Driver::stopped(Slot& slot) {
 void Driver::ended(Slot& slot, int code, int status) {
   SlotPage& page = arena_.slots[slot.plan.slot];
   Diary diary(arena_, slot.plan.slot, slot.plan.incarnation);
-  const End end = slot.plan.end;
-  if (code == CLD_EXITED) {
-    const bool planned = slot.leaves || end == End::kExit || end == End::kLeave || slot.plan.exits;
-    if (status == 0 && planned) {
+  const Way way = way_of_end(slot, code, status);
+  switch (way) {
+    case Way::kExit:
+    case Way::kExitAtOnce:
       diary.line("has ended by itself");
-    } else if (status != 3) {  // 3 has told why
-      diary.found(Harm::kLost, "exited with status %d", status);
-    }
-  } else if (status != SIGKILL) {
-    diary.found(Harm::kLost, "died of signal %d", status);
-  } else if (!slot.killed_by_driver) {
-    if (end == End::kFailPoint) {
+      break;
+    case Way::kAtFailPoint:
       ++result_.killed_at[slot.plan.point];
-    } else {
-      diary.found(Harm::kLost, "was killed, and by nobody here");
-    }
+      break;
+    case Way::kUnplanned:
+      diary.found(Harm::kOther, "%s %d, and by nobody here",
+                  code == CLD_EXITED ? "exited with status" : "died of signal", status);
+      break;
+    default:  // it has told why itself, or the driver knows
+      break;
   }
-  if (!slot.leaves) ++result_.kills;
+  if (!slot.leaves) {
+    ++result_.kills;
+    ++result_.ways[static_cast<std::size_t>(way)];
+  }
   page.incarnation.store(0);
   if (const pid_t child = page.fork_child.exchange(0); child > 0) {
     orphans_.push_back({child, Clock::now() + milliseconds(random_.between(0, 80))});
@@ -287,10 +291,28 @@ void Driver::ended(Slot& slot, int code, int status) {
   if (births_) give_birth(slot);
 }
 
+Way Driver::way_of_end(const Slot& slot, int code, int status) {
+  const End end = slot.plan.end;
+  if (code == CLD_EXITED) {
+    const bool planned = slot.leaves || end == End::kExit || end == End::kLeave || slot.plan.exits;
+    if (status == 0 && planned) return end == End::kExit ? Way::kExitAtOnce : Way::kExit;
+    return status == kCannotGoOn ? Way::kException : Way::kUnplanned;
+  }
+  if (status != SIGKILL) return Way::kUnplanned;
+  if (slot.killed_by_driver) return slot.killed;
+  return end == End::kFailPoint ? Way::kAtFailPoint : Way::kUnplanned;
+}
+
 void Driver::kill(Slot& slot) {
+  SlotPage& page = arena_.slots[slot.plan.slot];
   slot.killed_by_driver = true;
-  arena_.slots[slot.plan.slot].ending.store(slot.plan.incarnation);
-  slot.die_at = Clock::time_point::max();
+  slot.killed = slot.stopped                 ? Way::kWhileStopped
+                : slot.replaced              ? Way::kExec
+                : page.context_lost.load()   ? Way::kWithoutContext
+                : page.fork_child.load() > 0 ? Way::kBeforeForkChild
+                                             : Way::kAtRandom;
+  page.ending.store(slot.plan.incarnation);
+  slot.die_at = slot.resume_at = Clock::time_point::max();
   ::kill(slot.pid, SIGKILL);
 }
 
@@ -301,6 +323,7 @@ void Driver::kill_due(Clock::time_point now) {
     if (slot.resume_at <= now) {
       slot.resume_at = Clock::time_point::max();
       slot.stopped = false;
+      ++result_.continued;
       slot.awake_since_us = now_us();
       ::kill(slot.pid, SIGCONT);
     }
@@ -348,26 +371,34 @@ void Driver::hang(Slot& slot, const char* where) {
                last_lines(arena_, slot.plan.slot, 30).c_str());
   slot.owes_answer = false;
   kill(slot);
+  slot.killed = Way::kHung;
 }
 
 void Driver::tell_findings() {
   while (findings_told_ < arena_.findings.size()) {
     const Finding& finding = arena_.findings[findings_told_];
     const auto harm = static_cast<Harm>(finding.harm.load(std::memory_order_acquire));
-    if (harm == Harm{}) return;
+    if (harm == Harm::kNone) return;
     ++findings_told_;
     const Slot& slot = slots_[finding.slot % slots_.size()];
-    std::fprintf(stderr, "%s: process %u, incarnation %u: %s\n  it is a %s\n%s",
-                 harm == Harm::kEarly ? "early" : "lost", finding.slot, finding.incarnation,
-                 finding.text.data(), describe(slot.plan).c_str(),
-                 last_lines(arena_, finding.slot, 40).c_str());
+    const std::string what =
+        harm == Harm::kEarly ? "early" : "lost (" + std::string(name_of(harm)) + ")";
+    std::fprintf(stderr, "%s: process %u, incarnation %u: %s\n  it is a %s\n%s", what.c_str(),
+                 finding.slot, finding.incarnation, finding.text.data(),
+                 describe(slot.plan).c_str(), last_lines(arena_, finding.slot, 40).c_str());
   }
 }
 
+// A mistake may do other harm on the way to its own.
 bool Driver::enough() const {
   if (result_.kills >= options_.kills) return true;
-  const std::uint64_t findings = options_.sabotage.empty() ? kEnoughFindings : 1;
-  if (arena_.early.load() + arena_.lost.load() + result_.hung >= findings) return true;
+  const Harm harm = sabotage_of(options_.sabotage).harm;
+  const std::uint64_t found = arena_.early() + arena_.lost() + result_.hung;
+  if (!options_.sabotage.empty() && harm != Harm::kNone) {
+    if (arena_.count(harm) != 0) return true;
+  } else if (found >= (options_.sabotage.empty() ? kEnoughFindings : 1)) {
+    return true;
+  }
   return options_.at_most && Clock::now() - started_ >= *options_.at_most;
 }
 

@@ -14,17 +14,20 @@
 #include "tests/tools/killmatrix/mail.h"
 #include "tests/tools/killmatrix/options.h"
 #include "tests/tools/killmatrix/plan.h"
+#include "tests/tools/killmatrix/ways.h"
 
 namespace limbo::killmatrix {
 
 struct Birth;
 
 struct Result {
-  std::uint64_t kills = 0;
+  std::uint64_t kills = 0;  // processes that have ended, in whatever way, before all are told to
   std::uint64_t hung = 0;
   std::array<std::uint64_t, kFailPointCount> killed_at{};
-  std::uint64_t stopped = 0;
-  std::uint64_t settled = 0;  // how often the balance was looked at
+  std::array<std::uint64_t, kWays> ways{};  // of `kills`
+  std::uint64_t stopped = 0;                // by SIGSTOP
+  std::uint64_t continued = 0;              // of those, by SIGCONT
+  std::uint64_t settled = 0;                // how often the balance was looked at
 };
 
 class Driver {
@@ -35,7 +38,8 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  // Until enough were killed, or the time is over, or enough was found.
+  // Until enough were killed, or the time is over, or enough was found: of a sabotage, the harm that
+  // it must do.
   Result run();
 
  private:
@@ -52,8 +56,9 @@ class Driver {
     bool replaced = false;  // it is another program now
     bool doomed = false;    // it gives nothing back any more
     bool killed_by_driver = false;
-    bool leaves = false;       // it was told to
-    bool owes_answer = false;  // to what settle asked
+    Way killed = Way::kAtRandom;  // where it was
+    bool leaves = false;          // it was told to
+    bool owes_answer = false;     // to what settle asked
     Clock::time_point die_at = Clock::time_point::max();
     Clock::time_point resume_at = Clock::time_point::max();
     std::uint64_t awake_since_us = 0;
@@ -74,6 +79,7 @@ class Driver {
   void hear(Slot& slot);
   void reap();
   void ended(Slot& slot, int code, int status);
+  [[nodiscard]] static Way way_of_end(const Slot& slot, int code, int status);
   void stopped(Slot& slot);
   void kill_due(Clock::time_point now);
   void kill(Slot& slot);

@@ -136,7 +136,7 @@ void Driver::await_the_last() {
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(milliseconds(1));
   }
-  Diary(arena_, 0, 0).found(Harm::kLost, "processes are left that should have ended");
+  Diary(arena_, 0, 0).found(Harm::kOther, "processes are left that should have ended");
 }
 
 }  // namespace limbo::killmatrix

@@ -26,6 +26,7 @@ Lender::Lender(Diary& diary, Post& post, GpuWork& work, Random& random, std::uin
       work_(work),
       random_(random),
       slots_(slots),
+      sends_twice_(plan.sends_twice),
       slow_writes_one_in_(plan.slow_writes_one_in),
       slow_writes_ms_(plan.slow_writes_ms),
       publisher_(diary, random) {}
@@ -83,8 +84,8 @@ void Lender::send() {
   const std::size_t index = random_.below(own_.size());
   Own& own = own_[index];
   // What is kept may be sent again; what is exclusive is the receiver's alone.
-  const bool exclusive = !own.sent && random_.one_in(2);
-  const bool twice = !exclusive && random_.one_in(3);
+  const bool exclusive = !sends_twice_ && !own.sent && random_.one_in(2);
+  const bool twice = !exclusive && (sends_twice_ || random_.one_in(3));
   const bool limited = random_.one_in(4);
   const bool may_withdraw = random_.one_in(4);
   ShareOptions options;
@@ -96,7 +97,7 @@ void Lender::send() {
   }
   if (limited) options.time_limit = std::chrono::milliseconds(random_.between(0, 15));
   Mail mail;
-  const bool two_promised = twice && several_promises_ && random_.one_in(2);
+  const bool two_promised = twice && !sends_twice_ && several_promises_ && random_.one_in(2);
   if (two_promised) options.consumers = 2;
   try {
     mail.descriptor = process_sharing().share(own.data, own.size_bytes, options, {});

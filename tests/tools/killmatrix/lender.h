@@ -53,6 +53,7 @@ class Lender {
   GpuWork& work_;
   Random& random_;
   const std::uint32_t slots_;
+  const bool sends_twice_;
   const std::uint32_t slow_writes_one_in_;
   const std::uint32_t slow_writes_ms_;
   Publisher publisher_;

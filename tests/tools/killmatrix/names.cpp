@@ -92,7 +92,7 @@ bool Publisher::unpublish(const std::string& name) {
   diary_.line("unpublish %s", name.c_str());
   try {
     if (!process_sharing().unpublish(name)) {
-      diary_.found(Harm::kLost, "\"%s\", which is published here, could not be taken back",
+      diary_.found(Harm::kName, "\"%s\", which is published here, could not be taken back",
                    name.c_str());
     }
   } catch (const Error& failure) {
@@ -110,11 +110,13 @@ void Publisher::check() {
     descriptor = process_sharing().acquire(name);
   } catch (const Error& failure) {
     if (failure.code() == ErrorCode::kGone || failure.code() == ErrorCode::kLedgerFull) return;
-    throw;
+    if (failure.code() != ErrorCode::kNoSuchName) throw;
+    diary_.found(Harm::kName, "\"%s\", which is published here, is not found", name.c_str());
+    return;
   }
   const Sender from = letter_of(descriptor).from;
   if (from.slot != diary_.slot() || from.incarnation != diary_.incarnation()) {
-    diary_.found(Harm::kLost, "\"%s\", which is published here, leads to process %u", name.c_str(),
+    diary_.found(Harm::kName, "\"%s\", which is published here, leads to process %u", name.c_str(),
                  from.slot);
     return;
   }
@@ -133,7 +135,7 @@ void Publisher::unpublish_all() {
     });
   }
   for (const std::string& name : names_) {
-    diary_.found(Harm::kLost, "\"%s\" cannot be taken back", name.c_str());
+    diary_.found(Harm::kOther, "\"%s\" cannot be taken back", name.c_str());
   }
   names_.clear();
 }

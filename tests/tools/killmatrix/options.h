@@ -23,7 +23,8 @@ struct Options {
   std::chrono::milliseconds deadline{30'000};   // for everything that must end
   bool json = false;
   bool verbose = false;
-  std::string sabotage;  // the mistake to make; empty: none
+  std::string sabotage;   // the mistake to make; empty: none
+  bool harmless = false;  // all as with the sabotage, and no mistake
 };
 
 // Nothing after --help, which it prints. Throws std::invalid_argument for what it does not know;

@@ -226,7 +226,7 @@ class Process {
     try {
       static_cast<SharingService&>(process_sharing()).check_invariants();
     } catch (const std::exception& failure) {
-      diary_.found(Harm::kLost, "invariant: %s", failure.what());
+      diary_.found(Harm::kOther, "invariant: %s", failure.what());
     }
   }
 
@@ -343,8 +343,8 @@ template <typename Life>
     life();
   } catch (const std::exception& failure) {
     Diary(*birth.arena, birth.plan.slot, birth.plan.incarnation)
-        .found(Harm::kLost, "the process cannot go on: %s", failure.what());
-    ::_exit(3);
+        .found(Harm::kOther, "the process cannot go on: %s", failure.what());
+    ::_exit(kCannotGoOn);
   }
   std::exit(0);
 }
@@ -363,7 +363,7 @@ void live_last(const Birth& birth) {
     const std::string left = left_on_machine();
     if (left.empty()) return;
     Diary(*birth.arena, birth.plan.slot, birth.plan.incarnation)
-        .found(Harm::kLost, "left on the machine: %s", left.c_str());
+        .found(Harm::kNotBack, "left on the machine: %s", left.c_str());
   });
 }
 

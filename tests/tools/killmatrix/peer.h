@@ -22,6 +22,9 @@
 
 namespace limbo::killmatrix {
 
+// The exit status of a process that could not go on, and has said why.
+inline constexpr int kCannotGoOn = 3;
+
 struct Birth {
   Plan plan;
   Arena* arena = nullptr;

@@ -123,6 +123,7 @@ Plan draw_plan(const Options& options, Random& random, Role role, const std::uin
   }
   plan.slow_writes_one_in = sabotage.slow_writes_one_in;
   plan.slow_writes_ms = sabotage.slow_writes_ms;
+  plan.sends_twice = sabotage.sends_twice;
   plan.at_action = random.below(60);
   plan.small_tables = random.one_in(4);
   plan.unmaps_at_once = random.one_in(3);

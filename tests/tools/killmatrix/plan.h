@@ -44,6 +44,7 @@ struct Plan {
   bool unmaps_at_once = false;  // a consumer whose import cache keeps nothing
   bool little_memory = false;   // a producer that runs out of it
   bool two_threads = false;
+  bool sends_twice = false;  // a producer that sends every message to two
   std::uint32_t slow_writes_one_in = 4;
   std::uint32_t slow_writes_ms = 6;
 };

@@ -34,8 +34,11 @@ bool a_sender_ends(const Arena& arena, const Letter& letter) {
 
 }  // namespace
 
-bool is_planned(const Error& failure) {
-  return std::string_view(failure.what()).find("was told to fail") != std::string_view::npos;
+bool is_planned(const Error& failure, const Diary& diary) {
+  const std::string_view text = failure.what();
+  if (text.find("was told to fail") == std::string_view::npos) return false;
+  diary.arena().planned_errors.fetch_add(1);
+  return true;
 }
 
 Reader::Reader(Diary& diary, Post& post, GpuWork& work, Random& random, std::uint32_t slots,
@@ -134,7 +137,7 @@ void Reader::receive_in_vain(const Mail& mail) {
   diary_.line("receive in vain from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
   try {
     (void)process_sharing().receive(mail.descriptor, options);
-    diary_.found(Harm::kLost, "received on device %d, which does not exist", kNoDevice);
+    diary_.found(Harm::kOther, "received on device %d, which does not exist", kNoDevice);
   } catch (const Error& failure) {
     if (failure.code() != ErrorCode::kBadArgument) refused(mail.letter, failure);
   }
@@ -163,13 +166,13 @@ void Reader::flood(const Mail& mail) {
 // What a receiver may be told, and what it may not.
 void Reader::refused(const Letter& letter, const Error& failure) {
   diary_.line("refused: %.100s", failure.what());
-  if (is_planned(failure) || diary_.context_lost()) return;
+  if (is_planned(failure, diary_) || diary_.context_lost()) return;
   switch (failure.code()) {
     case ErrorCode::kGone:
     case ErrorCode::kWithdrawn:
     case ErrorCode::kExpired:
       if (letter.must_open != 0) {
-        diary_.found(Harm::kLost,
+        diary_.found(Harm::kOther,
                      "a message of process %u, incarnation %u, canary %u, that was "
                      "promised to it alone: %s",
                      letter.from.slot, letter.from.incarnation, letter.canary, failure.what());
@@ -188,7 +191,7 @@ void Reader::refused(const Letter& letter, const Error& failure) {
     default:
       // A driver may take its time over the end of a process.
       if (failure.code() == ErrorCode::kDeviceError && sender_ends_soon(letter)) break;
-      diary_.found(Harm::kLost, "receiving from process %u, canary %u: %s", letter.from.slot,
+      diary_.found(Harm::kOther, "receiving from process %u, canary %u: %s", letter.from.slot,
                    letter.canary, failure.what());
   }
   diary_.arena().refusals.fetch_add(1);
@@ -277,7 +280,7 @@ void Reader::send_on(std::size_t index) {
         process_sharing().share(held.block->data(), held.block->size_bytes(), options, {});
   } catch (const Error& failure) {
     diary_.line("not sent on: %.100s", failure.what());
-    if (is_planned(failure)) return;
+    if (is_planned(failure, diary_)) return;
     switch (failure.code()) {
       case ErrorCode::kProducerExited:
       case ErrorCode::kNoChannel:

@@ -16,8 +16,8 @@
 
 namespace limbo::killmatrix {
 
-// An error that a fail point was told to throw.
-[[nodiscard]] bool is_planned(const Error& failure);
+// An error that a fail point was told to throw, which is counted.
+[[nodiscard]] bool is_planned(const Error& failure, const Diary& diary);
 
 class Reader {
  public:
