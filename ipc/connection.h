@@ -34,9 +34,13 @@ class PromisedMessages {
     ended_ = true;
     return std::exchange(messages_, {});
   }
+  [[nodiscard]] bool have_ended() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return ended_;
+  }
 
  private:
-  std::mutex mutex_;  // guards what follows; a leaf
+  mutable std::mutex mutex_;  // guards what follows; a leaf
   bool ended_ = false;
   std::vector<Decline> messages_;
 };

@@ -57,6 +57,11 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const D
     const bool takes_part = attempt->promised->add(promised);
     connected_.wait(lock, [&] { return attempt->over; });
     if (takes_part && attempt->failure) throw *attempt->failure;
+    if (takes_part && attempt->promised->have_ended()) {
+      throw Error(ErrorCode::kNoChannel,
+                  "Another thread's attempt to connect to the sender came to nothing, and the "
+                  "sender was told that this message will not be opened.");
+    }
   }
   const auto attempt = std::make_shared<Attempt>(promised);
   entries_.push_back({address.incarnation, nullptr, attempt});
@@ -64,35 +69,33 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const D
   return connect(address, attempt);
 }
 
+// However it ends, the attempt is over: those who wait for it have no deadline.
 std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
                                              const std::shared_ptr<Attempt>& attempt) {
+  std::shared_ptr<ProducerLink> link;
   try {
-    auto link = std::make_shared<ProducerLink>(
+    link = std::make_shared<ProducerLink>(
         device_, address, shake_hands(address, own_, kHandshakeDeadline, attempt->promised));
-    link->tell_life_line(life_line::flags());  // the device is started
-    end(attempt, link, std::nullopt);
-    reaper_.ring();  // which watches it in its periodic
-    return link;
   } catch (const Error& failure) {
-    end(attempt, nullptr, failure);
+    end(attempt, nullptr, &failure);
     throw;
-  } catch (const std::exception& failure) {
-    end(attempt, nullptr, Error(ErrorCode::kInternal, failure.what()));
+  } catch (...) {  // memory is short, or the thread is cancelled: there may be no words for it
+    end(attempt, nullptr, nullptr);
     throw;
   }
+  end(attempt, link, nullptr);
+  tell_life_line();  // the device is started
+  reaper_.ring();    // which watches it in its periodic
+  return link;
 }
 
 // Everybody who waits for it goes on.
 void Links::end(const std::shared_ptr<Attempt>& attempt, std::shared_ptr<ProducerLink> link,
-                const std::optional<Error>& failure) {
+                const Error* failure) noexcept {
   {
     const std::lock_guard lock(mutex_);
     attempt->over = true;
-    try {
-      attempt->failure = failure;
-    } catch (const std::exception&) {
-      // No memory for the text: those who waited try for themselves.
-    }
+    if (failure != nullptr) attempt->failure = *failure;  // the text is shared, not copied
     const auto entry = std::find_if(entries_.begin(), entries_.end(),
                                     [&](const Entry& each) { return each.attempt == attempt; });
     if (link) {

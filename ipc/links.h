@@ -70,8 +70,9 @@ class Links {
 
   [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address,
                                                       const std::shared_ptr<Attempt>& attempt);
+  // `failure`: what those who wait are told, where there are words for it.
   void end(const std::shared_ptr<Attempt>& attempt, std::shared_ptr<ProducerLink> link,
-           const std::optional<Error>& failure);
+           const Error* failure) noexcept;
   // The reaper ends the watches of forgotten links, and passes them to the unmapper.
   void unwatch_forgotten();
   // The unmapper's periodic.

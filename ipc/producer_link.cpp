@@ -20,7 +20,9 @@ namespace {
 // GPU may set a timeline back.
 constexpr std::chrono::milliseconds kCompleteOrphansAgain{20};
 
-SharedMemory map(const char* name, OwnedFd& fd, std::size_t size_bytes, ReceiverMay receiver) {
+// The descriptor is let go of when nothing can fail any more before it is taken over.
+SharedMemory map(const std::string& name, OwnedFd& fd, std::size_t size_bytes,
+                 ReceiverMay receiver) {
   return SharedMemory::map_received(name, fd.release(), size_bytes, receiver);
 }
 

@@ -150,11 +150,11 @@ ForeignTimelines ProducerLink::ask_for_timelines(std::uint32_t lease) {
     throw_refusal(answer);
   }
   ForeignTimelines foreign;
+  const std::string name = "limbo-timelines-" + std::to_string(lease);  // or the descriptor is lost
   foreign.timelines = std::make_shared<LeaseTimelines>(
       device_,
-      SharedMemory::map_received("limbo-timelines-" + std::to_string(lease),
-                                 answer.descriptors[0].release(), timelines_bytes(capacities_),
-                                 ReceiverMay::kWrite),
+      SharedMemory::map_received(name, answer.descriptors[0].release(),
+                                 timelines_bytes(capacities_), ReceiverMay::kWrite),
       capacities_.timelines);
   foreign.pidfd = std::move(answer.descriptors[1]);
   foreign.life_line = std::move(answer.descriptors[2]);

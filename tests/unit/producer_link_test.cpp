@@ -6,71 +6,28 @@
 #include <cstring>
 #include <thread>
 
-#include "ipc/channel_socket.h"
 #include "ipc/ledger_options.h"
-#include "ipc/links.h"
-#include "tests/unit/allocator_support.h"
-#include "tests/unit/channel_support.h"
+#include "tests/unit/played_producer.h"
 #include "tests/unit/short_host_memory.h"
-#include "tests/unit/sim_support.h"
 
 namespace limbo {
 namespace {
 
 using namespace limbo::testing;
 
-constexpr Capacities kTables{.exports = 32, .pieces = 8, .claims = 512, .timelines = 4};
-
 class ProducerLinkTest : public BalancedTest {
  protected:
-  // Everything that has to be gone before the balance is looked at.
-  struct World {
-    World() {
-      listener = listen_in(directory, "played.sock");
-      auto* header = static_cast<LedgerHeader*>(ledger.data());
-      header->magic.store(kLedgerMagic);
-      header->version.store(kLedgerVersion);
-      header->incarnation_high.store(incarnation.high);
-      header->incarnation_low.store(incarnation.low);
-    }
-    ~World() {
-      forget_all();
-      ::unlinkat(directory.fd(), "played.sock", 0);
-    }
-    // What is forgotten is gone when nobody looks at it any more.
-    void forget_all() {
-      for (auto& link : links.all()) {
-        const std::weak_ptr<ProducerLink> gone = link;
-        links.forget(std::move(link));
-        EXPECT_TRUE(eventually([&] { return gone.expired(); }));
-      }
-    }
-
-    std::unique_ptr<SimDevice> sim = make_sim();
-    const RuntimeDirectory directory = RuntimeDirectory::open_own();
-    const Incarnation incarnation = random_incarnation();
-    SharedMemory ledger =
-        SharedMemory::create("limbo-test", ledger_layout(kTables).total, ReceiverMay::kRead);
-    OwnedFd timelines = sealed_memfd(timelines_bytes(kTables));
-    OwnedFd row = sealed_memfd(row_layout(kTables).total);
-    OwnedFd own_timelines = sealed_memfd(timelines_bytes(kTables));
-    OwnedFd listener;
-    OwnedFd consumer;  // its connection
-    ServiceThread reaper{"test-reaper"};
-    ServiceThread unmapper{"test-unmapper"};
-    Links links{*sim, random_incarnation(), reaper, unmapper};
-  };
   void SetUp() override {
     BalancedTest::SetUp();
-    world_ = std::make_unique<World>();
+    world_ = std::make_unique<PlayedProducer>();
   }
   void TearDown() override {
     world_.reset();
     BalancedTest::TearDown();
   }
   // Connects while the producer says that its tables are so large.
-  std::shared_ptr<ProducerLink> connect(const Capacities& says = kTables) {
-    World& world = *world_;
+  std::shared_ptr<ProducerLink> connect(const Capacities& says = kPlayedTables) {
+    PlayedProducer& world = *world_;
     std::thread producer([&] {
       EXPECT_TRUE(eventually([&] {
         world.consumer.reset(
@@ -80,17 +37,12 @@ class ProducerLinkTest : public BalancedTest {
       Packet hello;
       EXPECT_TRUE(eventually(
           [&] { return receive_packet(world.consumer.get(), hello) == PacketStatus::kPacket; }));
-      Welcome welcome;
-      welcome.incarnation = world.incarnation;
-      welcome.capacities = says;
-      const int descriptors[] = {world.ledger.fd(), world.timelines.get(), world.row.get(),
-                                 life_line::far_end(), world.own_timelines.get()};
-      EXPECT_TRUE(send_packet(world.consumer.get(), encode(welcome), descriptors));
+      EXPECT_TRUE(world.welcome(world.consumer.get(), says));
     });
     std::shared_ptr<ProducerLink> link;
     std::exception_ptr failure;
     try {
-      link = world.links.get({world.incarnation, world.directory.path(), "played.sock"}, {1, 1});
+      link = world.links.get(world.address(), {1, 1});
     } catch (...) {
       failure = std::current_exception();
     }
@@ -113,7 +65,7 @@ class ProducerLinkTest : public BalancedTest {
     return refused;
   }
 
-  std::unique_ptr<World> world_;
+  std::unique_ptr<PlayedProducer> world_;
 };
 
 TEST_F(ProducerLinkTest, WhatItCannotTakeIsAnsweredAndTheConnectionGoesOn) {
@@ -158,7 +110,7 @@ TEST_F(ProducerLinkTest, AnErrorIsNotAnswered) {
 TEST_F(ProducerLinkTest, TablesBeyondWhatAnyCanBeAreRefusedWithTheirSize) {
   for (std::uint32_t Capacities::*which :
        {&Capacities::claims, &Capacities::pieces, &Capacities::timelines}) {
-    Capacities says = kTables;
+    Capacities says = kPlayedTables;
     says.*which = kMostCapacities.*which + 512;
     std::string text;
     try {

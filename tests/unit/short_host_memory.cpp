@@ -9,11 +9,14 @@ namespace {
 constexpr long kNever = -1;
 constexpr long kFailed = 0;
 
-// How many allocations the thread has left, the one that fails included.
+// How many allocations the thread has left, the first that fails included.
 thread_local constinit long countdown = kNever;
+thread_local constinit long failures_left = 0;
 
 void count_one() {
-  if (countdown <= kFailed || --countdown != kFailed) return;
+  if (countdown == kNever || (countdown > kFailed && --countdown > kFailed)) return;
+  if (failures_left <= 0) return;
+  --failures_left;
   throw std::bad_alloc();
 }
 
@@ -72,8 +75,9 @@ void operator delete[](void* memory, std::size_t /*size_bytes*/) noexcept {
 
 namespace limbo::testing {
 
-ShortHostMemory::ShortHostMemory(long n) noexcept {
+ShortHostMemory::ShortHostMemory(long n, long in_a_row) noexcept {
   countdown = n;
+  failures_left = in_a_row;
 }
 ShortHostMemory::~ShortHostMemory() {
   countdown = kNever;

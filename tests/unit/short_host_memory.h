@@ -1,4 +1,4 @@
-// Host memory that runs out when a test says so, for one thread and one allocation.
+// Host memory that runs out when a test says so, for one thread and one allocation, or a few.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@
 namespace limbo::testing {
 
 // While it lives, the calling thread's n-th `operator new` from its making on throws std::bad_alloc
-// (counted from 1). One at a time in a thread.
+// (counted from 1), and those that follow until `in_a_row` have. One at a time in a thread.
 class ShortHostMemory {
  public:
-  explicit ShortHostMemory(long n) noexcept;
+  explicit ShortHostMemory(long n, long in_a_row = 1) noexcept;
   ~ShortHostMemory();
   ShortHostMemory(const ShortHostMemory&) = delete;
   ShortHostMemory& operator=(const ShortHostMemory&) = delete;
