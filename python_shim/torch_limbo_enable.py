@@ -11,6 +11,7 @@ variable reaches every process that it starts, tools and helpers too.
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 
@@ -30,6 +31,9 @@ pending = False
 class TorchFinder:
     """A finder of sys.meta_path that leaves finding torch to the others, and waits for its end."""
 
+    def __init__(self) -> None:
+        self._asking: set[int] = set()  # threads: another finder may ask all of them again, us too
+
     def find_spec(
         self,
         name: str,
@@ -37,23 +41,70 @@ class TorchFinder:
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """The spec of torch as the other finders give it; None for every other module."""
-        if name != "torch":
+        thread = _thread.get_ident()
+        if name != "torch" or thread in self._asking:
             return None
-        for finder in list(sys.meta_path):
-            ours = isinstance(finder, TorchFinder)
-            find = None if ours else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                _follow(spec.loader)
-                return spec
-        return None
+        self._asking.add(thread)
+        try:
+            spec = _found_by_others(name, path, target)
+        finally:
+            self._asking.remove(thread)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _TellingLoader(spec.loader)  # type: ignore[assignment]
+        return spec
+
+
+def _found_by_others(
+    name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    for finder in list(sys.meta_path):
+        find = None if isinstance(finder, TorchFinder) else getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = None if find is None else find(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+class _TellingLoader:
+    """Stands in a spec for the loader that was found, until that one has executed the module.
+
+    Nothing is set on the other, which may be shared, or hand on to a third what is set on it. Who
+    looks at the spec before finds all that the other has.
+    """
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_found":  # a copy in the making
+            raise AttributeError(name)
+        return getattr(self._found, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module to the loader that was found, and tell when it is there."""
+        for holder, name in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(holder, name, None) is self:
+                setattr(holder, name, self._found)
+        self._found.exec_module(module)
+        _torch_is_there()
 
 
 def arm() -> None:
     """Wait for the import of torch. Called by the .pth file, before any of the program runs; by
-    several where Limbo is installed several times, or a folder is read twice."""
-    if "torch" not in sys.modules and not any(isinstance(f, TorchFinder) for f in sys.meta_path):
-        sys.meta_path.insert(0, TorchFinder())
+    several where Limbo is installed several times, or a folder is read twice. Where an earlier .pth
+    file has imported torch already there is nothing to wait for."""
+    if any(isinstance(finder, TorchFinder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, TorchFinder())
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    if getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        _warn(
+            "LIMBO_ENABLE=1 had no effect: torch was being imported before Limbo could wait for it"
+        )
+    else:
+        _torch_is_there()
 
 
 def enable() -> None:
@@ -77,19 +128,6 @@ def _warn(text: str) -> None:
     import warnings
 
     warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-def _follow(loader: Any) -> None:
-    """Call `enable` when `loader` has executed torch."""
-    execute = getattr(loader, "exec_module", None)
-    if execute is None:
-        return
-
-    def execute_and_enable(module: ModuleType) -> None:
-        execute(module)
-        _torch_is_there()
-
-    loader.exec_module = execute_and_enable
 
 
 def _torch_is_there() -> None:

@@ -270,6 +270,112 @@ def test_what_limbo_enable_cannot_do_is_a_warning(environment: Environment) -> N
     assert "bad_argument" in done.stderr
 
 
+@needs_installed
+def test_limbo_enable_where_an_earlier_pth_has_imported_torch(environment: Environment) -> None:
+    earlier = environment.site / "some_tool.pth"  # behind parent.pth, before torch_limbo_enable.pth
+    earlier.write_text("import torch\n", encoding="utf-8")
+    code = "import torch; print(torch.cuda.get_allocator_backend())"
+    try:
+        done = environment.run(code, "-W", "error", LIMBO_ENABLE="1")
+        assert (done.stdout.strip(), done.stderr) == ("limbo", "")
+        assert environment.run(code).stdout.strip() == "native"
+        done = environment.run(code, LIMBO_ENABLE="1", PYTORCH_CUDA_ALLOC_CONF="backend:native")
+        assert done.stdout.strip() == "native"
+        assert "LIMBO_ENABLE=1 had no effect" in done.stderr
+    finally:
+        earlier.unlink()
+
+
+def test_limbo_enable_in_the_middle_of_the_import_of_torch() -> None:
+    code = """
+import importlib.machinery, sys, types
+torch = types.ModuleType("torch")
+torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)
+torch.__spec__._initializing = True
+sys.modules["torch"] = torch
+import torch_limbo_enable
+torch_limbo_enable.arm()
+torch_limbo_enable.arm()
+assert "torch_limbo" not in sys.modules
+"""
+    done = run(sys.executable, "-c", code, LIMBO_ENABLE="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("RuntimeWarning: LIMBO_ENABLE=1 had no effect") == 1
+    assert "torch was being imported" in done.stderr
+
+
+#: What tools that watch imports do (wrapt): a loader that is a proxy of the one that was found, so
+#: that whatever is set on it is set on that one, and a finder that asks all others again.
+WATCHED_IMPORT = """
+import importlib.util, sys
+import torch_limbo_enable
+
+executed = []
+
+class Proxy:
+    def __init__(self, loader):
+        object.__setattr__(self, "inner", loader)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.inner, name, value)
+
+    def exec_module(self, module):
+        for holder, name in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(holder, name) is self:
+                setattr(holder, name, self.inner)
+        self.inner.exec_module(module)
+        executed.append(module.__name__)
+
+class Finder:
+    asking = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch" or self.asking:
+            return None
+        self.asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+            spec.loader = Proxy(spec.loader)
+            return spec
+        finally:
+            self.asking = False
+
+enabled = []
+enable = torch_limbo_enable.enable
+torch_limbo_enable.enable = lambda: enabled.append(enable())
+if WATCHER == "behind":
+    sys.meta_path.insert(0, Finder())
+torch_limbo_enable.arm()
+if WATCHER == "before":
+    sys.meta_path.insert(0, Finder())
+
+spec = importlib.util.find_spec("torch")  # to look at, not to load
+assert spec.loader.is_package("torch")
+assert spec.loader.get_filename("torch") == spec.origin
+assert spec.loader.get_data(spec.origin)
+assert spec.loader.get_resource_reader("torch") is not None
+assert not hasattr(spec.loader, "no_such_attribute")
+
+import torch
+assert torch.cuda.get_allocator_backend() == "limbo", torch.cuda.get_allocator_backend()
+assert len(enabled) == 1
+assert executed == ["torch"] * (WATCHER != "no"), executed
+for loader in (torch.__loader__, torch.__spec__.loader):
+    assert type(loader).__name__ == "SourceFileLoader", loader
+    assert "exec_module" not in vars(loader)
+"""
+
+
+@pytest.mark.parametrize("watcher", ["no", "behind", "before"])
+def test_limbo_enable_beside_a_tool_that_watches_imports(watcher: str) -> None:
+    code = f"WATCHER = {watcher!r}\n{WATCHED_IMPORT}"
+    done = run(sys.executable, "-W", "error", "-c", code, LIMBO_ENABLE="1")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def backend(**variables: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'cmake')!r}); import wheel_backend\n"
     code += "wheel_backend.prepare(); print('fine')"
