@@ -14,8 +14,10 @@
 namespace limbo {
 namespace {
 
-// How many messages of one connection are read before others have their turn.
+// How many messages of one connection are read, and how many connections are let in, before others
+// have their turn. The watches tell again of what is left.
 constexpr int kMessagesInARow = 16;
+constexpr int kAcceptsInARow = 32;
 
 }  // namespace
 
@@ -64,8 +66,8 @@ bool Channel::Impl::deliver(std::uint64_t id, ByteSpan message,
   return false;
 }
 
-void Channel::Impl::accept_all() {
-  while (true) {
+void Channel::Impl::accept_some() {
+  for (int count = 0; count < kAcceptsInARow; ++count) {
     OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       accept_one(std::move(socket));

@@ -199,7 +199,7 @@ std::optional<Channel::Impl::Clock::time_point> Channel::Impl::run(Clock::time_p
   }
   if (paused_until && *paused_until <= now) {
     paused_until = now + kPauseWithoutDescriptors;  // where it fails
-    reaper.watch(listener.get(), [this] { accept_all(); });
+    reaper.watch(listener.get(), [this] { accept_some(); });
     paused_until.reset();
   }
   if (paused_until && (!next || *paused_until < *next)) next = *paused_until;

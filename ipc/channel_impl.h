@@ -89,7 +89,7 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
   // ---- connections (channel.cpp)
   void start();
   void answer_by(Answerer& answerer);
-  void accept_all();
+  void accept_some();
   void accept_one(OwnedFd socket);
   void watch_socket(std::uint64_t id, const ChannelPeer& peer);
   void read(std::uint64_t id);

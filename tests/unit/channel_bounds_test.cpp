@@ -4,8 +4,10 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
+#include <functional>
 #include <thread>
 
+#include "ipc/fail_point_hooks.h"
 #include "tests/support/child_process.h"
 #include "tests/unit/channel_support.h"
 
@@ -262,6 +264,28 @@ TEST_F(ChannelLeases, OneProcessHasOnlySoManyConnectionsThatSayNothing) {
     if (!send_packet(socket.get(), hello_bytes(), line)) return false;
     return next(socket.get()).descriptors.size() == Welcome::kDescriptors;
   }));
+}
+
+// Each that is let in makes another come.
+TEST_F(ChannelLeases, WhoComesWithoutEndIsLetInWithOthersInBetween) {
+  const Consumer early = welcomed();
+  Forward forward;
+  forward.export_index = 7;
+  forward.generation = 1;
+  std::vector<OwnedFd> came;
+  bool said = false;
+  const std::function<void()> another = [&] {
+    if (keeper().noted("forward 0 7") || came.size() > 2 * kBounds.strangers) return;
+    came.push_back(connect());
+    at_fail_point("watch.before_add", another);
+    // Said when the first is being let in already.
+    if (came.size() == 2) said = send_packet(early.socket.get(), encode(forward));
+  };
+  run_and_wait(stack_->reaper, another);
+  (void)next(early.socket.get());
+  EXPECT_TRUE(said);
+  run_and_wait(stack_->reaper, [] { at_fail_point("watch.before_add", {}); });
+  EXPECT_LT(came.size(), kBounds.strangers);
 }
 
 }  // namespace
