@@ -86,11 +86,12 @@ void Diary::found(Harm harm, const char* format, ...) noexcept {
 std::uint32_t Diary::new_canary(bool by_consumer) noexcept {
   std::uint32_t canary = 0;
   while (canary == 0) canary = arena_->last_canary.fetch_add(1) + 1;
-  Origin& origin = arena_->origins[canary % arena_->origins.size()];
-  origin.canary.store(canary);
-  origin.slot.store(slot_);
-  origin.incarnation.store(incarnation_);
-  origin.writer.store(by_consumer ? 1 : 0);
+  Origin& its = origin(canary);
+  its.canary.store(canary);
+  its.slot.store(slot_);
+  its.incarnation.store(incarnation_);
+  its.writer.store(by_consumer ? 1 : 0);
+  its.limited.store(0);
   return canary;
 }
 

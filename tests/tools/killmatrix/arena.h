@@ -47,6 +47,9 @@ struct Origin {
   std::atomic<std::uint32_t> incarnation{0};
   std::atomic<std::uint32_t> slot{0};
   std::atomic<std::uint32_t> writer{0};  // 0: the block's owner, 1: a consumer
+  // 1: some message of the block has a short limit. What is sent on has it too, where its forwarder
+  // holds such a message, be it in another thread.
+  std::atomic<std::uint32_t> limited{0};
 };
 
 // What was found. All but early reuse counts as lost.
@@ -117,6 +120,11 @@ class Diary {
 
   // A number that no block ever held; never 0, which fresh memory holds.
   [[nodiscard]] std::uint32_t new_canary(bool by_consumer) noexcept;
+  // Of the block that holds it: said before a message with a short limit is made.
+  void limit(std::uint32_t canary) noexcept { origin(canary).limited.store(1); }
+  [[nodiscard]] bool is_limited(std::uint32_t canary) const noexcept {
+    return origin(canary).limited.load() != 0;
+  }
 
   // The process ends, or loses its context, at once behind this.
   void ends() noexcept { arena_->slots[slot_].ending.store(incarnation_); }
@@ -129,6 +137,10 @@ class Diary {
   [[nodiscard]] std::uint32_t incarnation() const noexcept { return incarnation_; }
 
  private:
+  [[nodiscard]] Origin& origin(std::uint32_t canary) const noexcept {
+    return arena_->origins[canary % arena_->origins.size()];
+  }
+
   Arena* arena_;
   std::uint32_t slot_;
   std::uint32_t incarnation_;

@@ -95,7 +95,10 @@ void Lender::send() {
     work_.order(own.last, sender);
     options.current_stream = GpuWork::ref(sender);
   }
-  if (limited) options.time_limit = std::chrono::milliseconds(random_.between(0, 15));
+  if (limited) {
+    options.time_limit = std::chrono::milliseconds(random_.between(0, 15));
+    diary_.limit(own.canary);
+  }
   Mail mail;
   const bool two_promised = twice && !sends_twice_ && several_promises_ && random_.one_in(2);
   if (two_promised) options.consumers = 2;
@@ -113,8 +116,7 @@ void Lender::send() {
   mail.letter = {.from = {diary_.slot(), diary_.incarnation()},
                  .canary = own.canary,
                  .exclusive = exclusive ? 1U : 0U,
-                 .must_open = !limited && !may_withdraw && !twice ? 1U : 0U,
-                 .limited = limited ? 1U : 0U};
+                 .must_open = !limited && !may_withdraw && !twice ? 1U : 0U};
   const std::uint32_t to = another_slot();
   diary_.line("send %p, canary %u, to %u%s%s%s", own.data, own.canary, to,
               exclusive ? ", exclusive" : "", limited ? ", limited" : "", twice ? ", twice" : "");

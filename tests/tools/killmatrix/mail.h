@@ -24,7 +24,6 @@ struct Letter {
   std::uint32_t canary = 0;     // what every word of the block holds
   std::uint32_t exclusive = 0;  // 1: its receiver is the only one, and may write
   std::uint32_t must_open = 0;  // 1: delivered once, with no time limit, never withdrawn
-  std::uint32_t limited = 0;    // 1: its owner has set a short limit, which what is sent on has too
   Sender by{};                  // who has sent it on; what that one had queued may not come, either
   // Who had sent it on before, where nobody has seen since then that the contents had come.
   std::array<Sender, 3> before{};

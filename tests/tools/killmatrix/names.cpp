@@ -65,11 +65,11 @@ std::optional<Mail> acquire_any(Diary& diary, Random& random) {
 void Publisher::publish(const void* data, std::size_t size_bytes, std::uint32_t canary) {
   if (names_.size() >= kMostPublished) (void)unpublish();
   const std::string name = any_name(random_);
-  const Letter letter{
-      .from = {diary_.slot(), diary_.incarnation()}, .canary = canary, .limited = 1};
+  const Letter letter{.from = {diary_.slot(), diary_.incarnation()}, .canary = canary};
   ShareOptions options;
   options.current_stream = GpuWork::ref(kStream);
   options.time_limit = std::chrono::milliseconds(random_.between(0, 40));
+  diary_.limit(canary);
   diary_.line("publish %p, canary %u, as %s", data, canary, name.c_str());
   try {
     process_sharing().publish(name, data, size_bytes, options, to_extra(letter));

@@ -268,11 +268,8 @@ void Reader::send_on(std::size_t index) {
   if (held.expected == 0 || held.repeats) return;
   ShareOptions options;
   options.current_stream = GpuWork::ref(held.last);
-  // By any message that brought this memory: the limit of that one's owner is kept.
-  const bool limited_by_owner = std::any_of(held_.begin(), held_.end(), [&](const Held& other) {
-    return other.letter.limited != 0 && other.block->data() == held.block->data();
-  });
   const bool limited = random_.one_in(4);
+  if (limited) diary_.limit(held.expected);
   options.time_limit = limited ? std::chrono::milliseconds(random_.between(0, 15)) : kSentOnFor;
   Mail mail;
   try {
@@ -304,8 +301,10 @@ void Reader::send_on(std::size_t index) {
   mail.letter.by = {diary_.slot(), diary_.incarnation()};
   const bool may_withdraw = random_.one_in(6);
   if (may_withdraw) sent_on_.push_back(mail.descriptor);
-  mail.letter.limited = limited || limited_by_owner ? 1U : 0U;
-  mail.letter.must_open = mail.letter.limited != 0 || may_withdraw ? 0U : 1U;
+  // By any message that brought this memory: the limit of that one is kept.
+  const bool is_limited = diary_.is_limited(held.letter.canary) || limited;
+  if (is_limited) diary_.limit(held.expected);
+  mail.letter.must_open = is_limited || may_withdraw ? 0U : 1U;
   mail.letter.must_open_until_us = now_us() + kMustOpenFor_us;
   const std::uint32_t to = pick_receiver(diary_.arena(), random_, slots_);
   diary_.line("send on %p, canary %u, to %u", held.block->data(), held.expected, to);
