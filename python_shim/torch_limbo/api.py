@@ -8,6 +8,7 @@ text says so. In a child that was forked after its parent had used the GPU they 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import multiprocessing
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import _library, reductions
+from . import _library, reductions, workers
 from .errors import LimboError, limbo_errors
 
 
@@ -352,22 +353,27 @@ class _ExitDrain:
 
     Forked and from a fork server, such a process ends without ``atexit``, where the library waits
     in others, but it runs these finalizers; this one comes after those of the queues, which flush
-    what is still to be sent. Both together wait no longer than ``exit_drain_ms``.
+    what is still to be sent. A spawned one runs ``atexit``: where this is registered, too (the
+    package was imported in the child's own work, not with its main module), both together wait no
+    longer than ``exit_drain_ms``. What a DataLoader's worker has sent and nobody will open is taken
+    back before, on both ways.
     """
 
     _AFTER_QUEUES = -100
 
     def __init__(self) -> None:
-        # A child starts with an empty list of finalizers, and then calls these.
+        # A forked child starts with an empty list of finalizers, and then calls these.
         multiprocessing.util.register_after_fork(self, _ExitDrain._register)
         if multiprocessing.parent_process() is not None:
             self._register()
+        atexit.register(workers.take_back_unopened)
 
     def _register(self) -> None:
         multiprocessing.util.Finalize(self, _ExitDrain._drain, exitpriority=self._AFTER_QUEUES)
 
     @staticmethod
     def _drain() -> None:
+        workers.take_back_unopened()
         if _library.is_loaded():
             _library.load().limbo_drain_before_exit()
 

@@ -55,7 +55,7 @@ import torch
 import torch.multiprocessing.reductions as torch_reductions
 from torch._namedtensor_internals import check_serializing_named_tensor
 
-from . import _library
+from . import _library, workers
 from .devices import by_uuid, device_argument, index_for_empty
 from .errors import LimboError, limbo_errors
 from .replaced import put_in_front
@@ -354,6 +354,7 @@ _pickle = _Pickle()
 
 
 def _note_in_pickle(message: torch.Tensor) -> None:
+    workers.note(message)
     if _pickle.messages is not None:
         _pickle.messages.append(message)
 
