@@ -25,21 +25,35 @@ def wrong_version_text(version: str) -> str:
 
 def refusal() -> Exception | None:
     """The error with which importing the package ends here; None: torch is there and right."""
+    install = f"{sys.executable} -m pip install 'torch=={TORCH_MINOR}.*'"
     try:
         import torch
     except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return ModuleNotFoundError(
-            f"torch_limbo needs torch {TORCH_MINOR}, and {sys.executable} has no torch. "
-            f"Install it: {sys.executable} -m pip install 'torch=={TORCH_MINOR}.*'",
-            name="torch",
-        )
+        if error.name == "torch":
+            return ModuleNotFoundError(
+                f"torch_limbo needs torch {TORCH_MINOR}, and {sys.executable} has no torch. "
+                f"Install it: {install}",
+                name="torch",
+            )
+        return _that_does_not_load(error, install)
+    except (ImportError, OSError) as error:  # a library of it is missing, or another's is found
+        return _that_does_not_load(error, install)
     if is_right(torch.__version__):
         return None
     from .errors import LimboError
 
     return LimboError("wrong_torch", wrong_version_text(torch.__version__))
+
+
+def _that_does_not_load(error: Exception, install: str) -> ImportError:
+    """For the command line. A program's import ends with torch's own error, traceback and all."""
+    if not runs_as_command():
+        raise error
+    what = str(error).rstrip(".").replace(". ", "; ")
+    return ImportError(
+        f"torch of {sys.executable} cannot be loaded: {what}. Install it again: "
+        f"{install} --force-reinstall"
+    )
 
 
 def runs_as_command() -> bool:

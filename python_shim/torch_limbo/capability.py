@@ -63,7 +63,7 @@ def attempt(
 def failed(name: str, error: Exception, advice: str = "") -> Capability:
     """The line of an error. Ours end with what to do; of others the beginning says enough."""
     sentences = " ".join(str(error).split()).removesuffix(".").split(". ")
-    ours = hasattr(error, "code") or isinstance(error, ModuleNotFoundError)
+    ours = hasattr(error, "code") or isinstance(error, ImportError)
     if not ours:
         del sentences[2:]
         if type(error).__name__ == "OutOfMemoryError":

@@ -133,11 +133,27 @@ def test_a_machine_without_a_gpu_is_told_what_to_do() -> None:
         assert told[name]["state"] == "works", told[name]
 
 
+#: A torch that is installed, and whose import ends with an error.
+TORCH_FAILS = """
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise {0}("{1}")
+sys.meta_path.insert(0, Finder())
+"""
+
+
 @pytest.mark.parametrize(
     ("torch", "what"),
     [
         ("import torch; torch.__version__ = '2.12.0'", "torch 2.12.0 is running"),
         ("sys.modules['torch'] = None", "has no torch"),
+        (
+            TORCH_FAILS.format("OSError", "libcudnn.so.9: cannot open shared object file"),
+            "libcudnn",
+        ),
+        (TORCH_FAILS.format("ImportError", "libtorch_cuda.so: undefined symbol: ncclX"), "ncclX"),
+        (TORCH_FAILS.format("ModuleNotFoundError", "No module named 'sympy'"), "'sympy'"),
     ],
 )
 @pytest.mark.parametrize("command", ["doctor", "ls"])
@@ -161,6 +177,19 @@ runpy.run_module("torch_limbo", run_name="__main__")
         assert [line[:26].strip() for line in lines] == NAMES
         assert lines[0].count("To do: Install") == 1
         assert verdict.startswith("Nothing can be lent here: torch")
+
+
+def test_a_program_sees_torchs_own_error_where_torch_does_not_load() -> None:
+    code = f"import sys\n{TORCH_FAILS.format('OSError', 'libcudnn.so.9: not there')}"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "import torch_limbo"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == "OSError: libcudnn.so.9: not there"
+    assert "in find_spec" in done.stderr
 
 
 def test_a_receiver_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
