@@ -137,7 +137,8 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     if (now >= next_collect) {
       look_for_a_lost_context();
       interval = producer.collect() ? kCollectSoon : std::min(2 * interval, kCollectLater);
-      next_collect = now + interval;
+      // Counted from its end: a look that took long leaves the collect lock to those who wait for it.
+      next_collect = Clock::now() + interval;
     }
     return deadline ? std::min(*deadline, next_collect) : next_collect;
   }
