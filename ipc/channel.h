@@ -51,13 +51,15 @@ class LeaseKeeper {
   // The same, for a lease whose process has ended and is not quiet, swept or not: lets the waits on
   // its timelines pass. False when nobody waits on them.
   virtual bool complete_waits(std::uint32_t lease) = 0;
+  // The same: of what was forwarded for it. A consumer that sends on in a loop does not wait for the
+  // worker.
+  virtual void heard(std::uint32_t lease, const protocol::ClaimTarget& made) = 0;
   // On the worker.
   virtual void lease_gone(std::uint32_t lease, const std::string& why) = 0;
   virtual void lease_quiet(std::uint32_t lease) = 0;
   // By reap(force): it is swept, and its waits are completed until lease_quiet comes as well.
   virtual void lease_forced(std::uint32_t lease) = 0;
-  // Of what was forwarded for it; and that no more of this comes.
-  virtual void heard(std::uint32_t lease, const protocol::ClaimTarget& made) = 0;
+  // That it hears of no more, behind everything of which it has.
   virtual void hears_no_more(std::uint32_t lease) = 0;
   virtual void decline(std::uint32_t lease, std::uint32_t export_index,
                        std::uint64_t generation) = 0;

@@ -94,7 +94,7 @@ bool Channel::Impl::take_question(std::uint64_t id, ChannelPeer& peer, MessageTy
 // Of the answer to a question on this connection, or of what was forwarded.
 void Channel::Impl::take_heard(ChannelPeer& peer, const protocol::ClaimTarget& made) {
   if (std::erase(peer.unheard, made) > 0 || !peer.lease) return;
-  post_for(peer, [this, lease = *peer.lease, made] { keeper.heard(lease, made); });
+  keeper.heard(*peer.lease, made);
 }
 
 // ---- from whoever has a lease -------------------------------------------------------------------

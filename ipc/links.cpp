@@ -17,7 +17,7 @@ Links::Links(Device& device, const Incarnation& own, ServiceThread& reaper, Serv
   unmapper_.post([this] {
     unmapper_.add_periodic([this](ServiceThread::Clock::time_point)
                                -> std::optional<ServiceThread::Clock::time_point> {
-      drop_unwatched();
+      if (!has_left()) drop_unwatched();  // once the process is ending, nothing calls the device
       return std::nullopt;
     });
   });
@@ -162,6 +162,11 @@ void Links::leave() noexcept {
     left_ = true;
   }
   for (const auto& link : links) link->leave();
+}
+
+bool Links::has_left() {
+  const std::lock_guard lock(mutex_);
+  return left_;
 }
 
 void Links::forget(std::shared_ptr<ProducerLink> link) {

@@ -52,6 +52,7 @@ class Links {
   [[nodiscard]] Holdings& holdings() noexcept { return holdings_; }
 
   // The process ends: no claim is made any more, and leases of which nothing is left are given back.
+  // What is forgotten stays mapped.
   void leave() noexcept;
 
  private:
@@ -75,6 +76,7 @@ class Links {
            const Error* failure) noexcept;
   // The reaper ends the watches of forgotten links, and passes them to the unmapper.
   void unwatch_forgotten();
+  [[nodiscard]] bool has_left();
   // The unmapper's periodic.
   void drop_unwatched();
   // The reaper's periodic: makes no device call.

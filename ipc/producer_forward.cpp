@@ -254,12 +254,16 @@ void Producer::take_back(std::uint32_t lease_number, std::uint32_t export_index,
 
 void Producer::heard(std::uint32_t lease_number, const protocol::ClaimTarget& made) {
   Impl& impl = *impl_;
-  Impl::Hold hold(impl);
-  Forwarder* forwarder = impl.find_forwarder(lease_number);
-  if (forwarder == nullptr || !forwarder->unheard.contains(made.export_index)) return;
-  if (impl.exports.record(made.export_index).generation != made.generation) return;
-  forwarder->unheard.erase(made.export_index);
-  LIMBO_FAIL_POINT("forward.after_heard");
+  bool is_unheard = false;
+  {
+    Impl::Hold hold(impl);
+    Forwarder* forwarder = impl.find_forwarder(lease_number);
+    is_unheard = forwarder != nullptr && forwarder->unheard.contains(made.export_index) &&
+                 impl.exports.record(made.export_index).generation == made.generation;
+    if (is_unheard) forwarder->unheard.erase(made.export_index);
+    hold.leave_unpins_to_the_next();
+  }
+  if (is_unheard) LIMBO_FAIL_POINT("forward.after_heard");
 }
 
 void Producer::hears_no_more(std::uint32_t lease_number) {

@@ -63,8 +63,8 @@ struct Producer::Impl {
     Hold& operator=(const Hold&) = delete;
     // Returns how many pins were undone. Idempotent.
     std::uint64_t leave();
-    // For the reaper, which makes no device call: runs the passes and unlocks. Pins stay chained
-    // until the next holder leaves.
+    // For the reaper, which makes no device call: runs a few passes and unlocks. Pins stay chained
+    // until the next holder leaves, and others may have asked for a pass: a collect has to follow.
     void leave_unpins_to_the_next();
 
    private:

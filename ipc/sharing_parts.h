@@ -144,12 +144,16 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   }
 
   LeaseGrant add_lease(const LeasePeer& peer) override {
-    const LeaseGrant grant = producer.add_lease(peer);
-    collect_soon();
-    return grant;
+    const CollectsSoon behind{*this};
+    return producer.add_lease(peer);
   }
-  // After what was done on the reaper: the pins that fell due meanwhile. Once, however much that was;
-  // where there is no memory to ask for it, the next collect sees to them.
+  // Behind everything that is done on the reaper.
+  struct CollectsSoon {
+    ~CollectsSoon() { lending.collect_soon(); }
+    Lending& lending;
+  };
+  // The pins that fell due meanwhile, and passes that others have asked for. Once, however much that
+  // was; where there is no memory to ask for it, the next collect sees to them.
   void collect_soon() noexcept {
     if (collects_soon.exchange(true)) return;
     try {
@@ -176,15 +180,19 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
   protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
                                 int life_line, std::uint32_t life_line_flags) override {
-    const auto made = producer.forward(lease, request, pidfd, life_line, life_line_flags);
-    collect_soon();
-    return made;
+    const CollectsSoon behind{*this};
+    return producer.forward(lease, request, pidfd, life_line, life_line_flags);
   }
   ForwarderFiles forwarder_files(std::uint32_t lease) override {
+    const CollectsSoon behind{*this};
     return producer.forwarder_files(lease);
   }
-  bool complete_waits(std::uint32_t lease) override { return producer.complete_waits(lease); }
+  bool complete_waits(std::uint32_t lease) override {
+    const CollectsSoon behind{*this};
+    return producer.complete_waits(lease);
+  }
   void heard(std::uint32_t lease, const protocol::ClaimTarget& made) override {
+    const CollectsSoon behind{*this};
     producer.heard(lease, made);
   }
   void hears_no_more(std::uint32_t lease) override { producer.hears_no_more(lease); }

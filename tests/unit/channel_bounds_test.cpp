@@ -39,6 +39,10 @@ class ChannelBoundsTest : public ChannelTest {
     BalancedTest::SetUp();
     stack_ = std::make_unique<Stack>(&answerer_);
   }
+  void TearDown() override {
+    let_worker_go();
+    ChannelTest::TearDown();
+  }
   // Holds the worker up until it is let go.
   void hold_worker() {
     stack_->worker.post([this] {
@@ -136,6 +140,33 @@ TEST_F(ChannelBoundsTest, QuestionsWaitAsWell) {
   EXPECT_LT(send_until_full(talker.get(), encode(question), 100'000), 2'000U);
   const Handshake other = shake_hands(address(), random_incarnation());
   let_worker_go();
+}
+
+// Who sends on in a loop is answered, whatever the worker waits for.
+TEST_F(ChannelBoundsTest, SendingOnAndHearingDoNotWaitForTheWorker) {
+  Consumer talker = welcomed();
+  hold_worker();
+  for (std::uint32_t i = 0; i < 3 * kBounds.undone; ++i) {
+    Forward forward;
+    forward.request = i;
+    forward.export_index = i;
+    forward.generation = 1;
+    ASSERT_TRUE(send_packet(talker.socket.get(), encode(forward)));
+    Packet packet;
+    ASSERT_TRUE(eventually(
+        [&] { return receive_packet(talker.socket.get(), packet) == PacketStatus::kPacket; },
+        std::chrono::seconds(5)))
+        << i;
+    Forwarded made;
+    ASSERT_TRUE(decode(packet.bytes, made));
+    ASSERT_TRUE(
+        send_packet(talker.socket.get(), encode(Heard{made.export_index, made.generation})));
+  }
+  talker.socket.reset();
+  EXPECT_TRUE(eventually([&] { return keeper().count("heard 0") == 3 * kBounds.undone; }));
+  let_worker_go();
+  EXPECT_TRUE(eventually([&] { return keeper().noted("hears no more 0"); }));
+  EXPECT_EQ(keeper().count("heard 0"), 3 * kBounds.undone);
 }
 
 // What is closed while it waits is read to its end, and closed then.

@@ -186,5 +186,20 @@ TEST_F(LinksTest, WhateverEndsAnAttemptWhoWaitsHasAnOutcome) {
   }
 }
 
+// From then on the driver may be gone: nothing is unregistered any more.
+TEST_F(LinksTest, WhenTheProcessEndsForgottenLinksStay) {
+  std::shared_ptr<ProducerLink> link = world_->links.get(world_->address(), {1, 1});
+  const std::weak_ptr<ProducerLink> forgotten = link;
+  world_->links.leave();
+  world_->links.forget(std::move(link));
+  for (int round = 0; round < 3; ++round) {
+    for (ServiceThread* thread : {&world_->reaper, &world_->unmapper}) {
+      thread->ring();
+      run_and_wait(*thread, [] {});
+    }
+  }
+  EXPECT_FALSE(forgotten.expired());
+}
+
 }  // namespace
 }  // namespace limbo

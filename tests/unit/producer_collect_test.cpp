@@ -94,6 +94,36 @@ TEST_F(ProducerCollect, OneMessageOpenedByManyWhileItsOwnerHoldsIt) {
   EXPECT_TRUE(producer_->collect());
 }
 
+// Nor does it undo pins, which may wait for the device.
+TEST_F(ProducerCollect, WhoAsksAgainAndAgainDoesNotKeepTheReaper) {
+  PlayedConsumer consumer(*producer_);
+  std::byte* data = allocate();
+  const ExportTicket ticket = share(data);
+  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+  allocator_->free(data);
+  producer_->collect();
+  consumer.release(ticket);
+  int asked = 0;
+  const std::function<void()> ask = [&] {
+    if (++asked == 1000) return;
+    EXPECT_FALSE(producer_->collect());
+    at_fail_point("collect.before_unlock", ask);
+  };
+  const auto on_reaper = {std::function<void()>([&] { producer_->heard(consumer.lease(), {}); }),
+                          std::function<void()>([&] { producer_->complete_waits(7); })};
+  for (const auto& call : on_reaper) {
+    asked = 0;
+    at_fail_point("collect.before_unlock", ask);
+    call();
+    at_fail_point("collect.before_unlock", {});
+    EXPECT_LT(asked, 100);
+    EXPECT_GT(asked, 1);
+    EXPECT_EQ(limbo_blocks(), 1);
+  }
+  EXPECT_TRUE(producer_->collect());
+  EXPECT_EQ(limbo_blocks(), 0);
+}
+
 // Trace 1: a release whose dirty words are missing is found by the look before out-of-memory.
 TEST_F(ProducerCollect, ThoroughLookNeedsNoDirtyWords) {
   PlayedConsumer consumer(*producer_);
