@@ -174,7 +174,8 @@ class Allocator {
   void pin_again(Block* block);
 
   // Undoes one pin. The last one of a freed block makes it free memory. Never call it with a lock
-  // held that a free-memory callback may want.
+  // held that a free-memory callback may want. Calls trackers, but waits for none that another thread
+  // is in: what they hear of it is left to that one.
   void unpin(Block* block);
 
   // The blocks freed while pinned since the last call, each once, as a chain (next_let_go); null if

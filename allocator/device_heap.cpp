@@ -285,7 +285,6 @@ void DeviceHeap::list_segment(Segment& segment) noexcept {
   segment.passage = Passage::kHere;
   insert_free(block);
   block->set_state(BlockState::kFree);
-  page_table_.set(segment.base, block);
 }
 
 Segment* DeviceHeap::begin_return(std::uint64_t after, const Pool* only) {

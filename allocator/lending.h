@@ -16,7 +16,8 @@ class Lender {
   virtual ~Lender() = default;
 
   // Looks for exports that are over and unpins their blocks. Never blocks: when another thread is
-  // collecting already, that thread is asked to look again. True when anything was unpinned here.
+  // collecting already, that thread is asked to look again, and a tracker (trace.h) that another
+  // thread is in is not waited for. True when anything was unpinned here.
   virtual bool collect() = 0;
 
   // The last look before out-of-memory on `device`: waits, at most `at_most`, for a running collect

@@ -83,7 +83,7 @@ void Allocator::Impl::unpin_last(Block* block) {
     if (block->waits == 0) at.end_active(block);
   }
   begin_waits(at, planned);
-  at.trace.tell();
+  at.trace.tell(Trace::Wait::kNo);  // the unpins of limbo's own threads are waited for
 }
 
 BlockView Allocator::pin(const void* data) {

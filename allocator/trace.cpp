@@ -56,7 +56,7 @@ void set_trace_clock(std::uint64_t (*now)() noexcept) noexcept {
 // ---- settings -----------------------------------------------------------------------------------
 
 CallContext Trace::gather(ContextLevel level) const noexcept {
-  if (gather_for_.load(std::memory_order_relaxed) < level) return nullptr;
+  if (gather_for_.load(std::memory_order_relaxed) < level || Inside<Trace>::any()) return nullptr;
   const auto make_context = gather_with_.load(std::memory_order_acquire);
   if (make_context == nullptr) return nullptr;
   try {
@@ -141,8 +141,21 @@ class Trace::Turn {
   const Inside<Trace> inside_;
 };
 
-std::size_t Trace::waiting_for_this_thread() const noexcept {
-  return Inside<Trace>::times(*this) != 0 ? first_waiting_ : 0;
+std::size_t Trace::works_waiting_for_this_thread() const noexcept {
+  return Inside<Trace>::times(*this) != 0 ? works_waiting_ : 0;
+}
+
+void Trace::wait_for_turn(std::unique_lock<HeapMutex>& lock, bool as_first) {
+  const std::size_t works = Inside<DeviceHeap>::times(heap_);
+  ++waiting_;
+  if (as_first) ++first_waiting_;
+  works_waiting_ += works;
+  // Whoever is inside a tracker may be waiting for them.
+  if (works != 0) moved_.notify_all();
+  moved_.wait(lock, [&] { return turn_is_free(as_first); });
+  works_waiting_ -= works;
+  if (as_first) --first_waiting_;
+  --waiting_;
 }
 
 // The entries are over afterwards, with no lock held: contexts end with them.
@@ -179,18 +192,16 @@ void Trace::call_or_undo(const Trackers& trackers, TraceEntry& entry,
 
 // Who has told a batch leaves as soon as somebody waits, so each tells two at most; and who waits
 // tells what is left, so nothing is.
-void Trace::tell() noexcept {
+void Trace::tell(Wait wait) noexcept {
   if (!active()) return;
   std::unique_lock lock(heap_lock_);
   bool told = false;
   while (!untold_.empty()) {
     if (told && waiting_ != 0) return;
-    if (!turn_is_free()) {
+    if (!turn_is_free(false)) {
       const bool left_to_others = untold_.size() < kMaxUntold && !wants_relief_;
-      if (left_to_others || Inside<Trace>::any()) return;
-      ++waiting_;
-      moved_.wait(lock, [&] { return turn_is_free(); });
-      --waiting_;
+      if (left_to_others || wait == Wait::kNo || Inside<Trace>::any()) return;
+      wait_for_turn(lock, false);
       continue;
     }
     Trackers called;
@@ -219,12 +230,7 @@ void Trace::tell_now(TraceAction action, std::uintptr_t address, std::size_t siz
     std::unique_lock lock(heap_lock_);
     if (trackers_.empty()) return;
     if (turn_taken_ && !Inside<Trace>::any()) {
-      ++waiting_;
-      ++first_waiting_;
-      moved_.notify_all();  // whoever is inside a tracker may be waiting for this thread
-      moved_.wait(lock, [&] { return !turn_taken_; });
-      --first_waiting_;
-      --waiting_;
+      wait_for_turn(lock, true);
       moved_.notify_all();  // should the next lines fail: others have waited for this thread
     }
     Trackers called;

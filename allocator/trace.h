@@ -9,7 +9,8 @@
 // - trackers are called with every entry, whether or not a history is recorded.
 //
 // Contexts (say, stack traces) are gathered before the heap lock is taken, because gathering may
-// take other locks, Python's included; see TraceCall. Trackers are called with no lock held, by one
+// take other locks, Python's included; see TraceCall. For what a tracker itself calls none is
+// gathered: whoever has such a lock may be waiting for the tracker. Trackers are called with no lock held, by one
 // thread at a time: the one that has the *turn*. Whoever comes meanwhile leaves its entries to that
 // one and goes on, as long as few are untold; where there are many, or the other has told a batch
 // already and wants to leave, it waits for the turn itself. So a slow tracker holds back those who
@@ -35,6 +36,8 @@
 
 namespace limbo {
 
+class DeviceHeap;
+
 // Which calls contexts are gathered for. Each includes those before it.
 enum class ContextLevel : std::uint8_t {
   kNever = 0,
@@ -48,7 +51,8 @@ struct HistorySettings {
   std::size_t max_entries = 1;  // of each device; the oldest make room; 0 counts as 1
   ContextLevel contexts = ContextLevel::kNever;
   // Makes a context for the calling thread; null only with kNever. What it throws is dropped, and
-  // the call goes without a context.
+  // the call goes without a context. Not called inside a tracker, so it may take any lock that others
+  // hold when they call the allocator.
   CallContext (*gather)() = nullptr;
   bool clear = false;                  // forget what was recorded before; also when not enabled
   std::bitset<kTraceActions> skipped;  // by action: not kept in the ring (trackers get it)
@@ -75,9 +79,11 @@ class Trace {
   // So many entries may wait for the trackers; then threads wait for them.
   static constexpr std::size_t kMaxUntold = 1000;
 
-  // `moved` is notified when a thread gives up the turn, or begins to wait for it.
-  Trace(int device, HeapMutex& heap_lock, std::condition_variable_any& moved) noexcept
-      : device_(device), heap_lock_(heap_lock), moved_(moved) {}
+  // `moved` is notified when a thread gives up the turn, or begins to wait for it in the midst of a
+  // work of `heap`.
+  Trace(const DeviceHeap& heap, int device, HeapMutex& heap_lock,
+        std::condition_variable_any& moved) noexcept
+      : heap_(heap), device_(device), heap_lock_(heap_lock), moved_(moved) {}
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
@@ -86,7 +92,8 @@ class Trace {
   // Whether anybody wants entries.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
 
-  // A context for this call, where the settings want one for `level`. Caller holds no lock.
+  // A context for this call, where the settings want one for `level`; none inside a tracker. Caller
+  // holds no lock.
   [[nodiscard]] CallContext gather(ContextLevel level) const noexcept;
 
   // ---- caller holds the heap lock ----
@@ -97,8 +104,9 @@ class Trace {
   [[nodiscard]] bool recording() const noexcept { return settings_.enabled; }
   [[nodiscard]] ContextLevel contexts() const noexcept { return settings_.contexts; }
   [[nodiscard]] TraceRing::View entries() const { return ring_.view(); }
-  // How many threads wait in tell_now until the calling one, which is inside a tracker, comes out.
-  [[nodiscard]] std::size_t waiting_for_this_thread() const noexcept;
+  // How many works of the heap are those of threads that wait until the calling one, which is inside
+  // a tracker, comes out.
+  [[nodiscard]] std::size_t works_waiting_for_this_thread() const noexcept;
 
   // Writes an entry for everybody who wants it; does nothing if nobody does. Segments' entries are
   // for the ring alone: trackers are told of them by tell_now. Where host memory is short the entry
@@ -109,9 +117,11 @@ class Trace {
   // ---- caller holds no lock ----
 
   // Sees to it that the trackers are called with what has been recorded, in order, each entry once:
-  // by this thread, or by the one that has the turn. Inside a tracker it never waits. What a tracker
-  // throws is dropped.
-  void tell() noexcept;
+  // by this thread, or by the one that has the turn. Inside a tracker it never waits; nor with kNo,
+  // and then entries beyond the bound may stay with the one that has the turn. What a tracker throws
+  // is dropped.
+  enum class Wait : std::uint8_t { kNo, kYes };
+  void tell(Wait wait = Wait::kYes) noexcept;
 
   // Calls the trackers with one segment's entry before it returns, behind what has been recorded;
   // waits for the turn. What one throws is thrown, when `take_back` has been called and those before
@@ -130,12 +140,16 @@ class Trace {
   void update_active() noexcept;
 
   class Turn;
-  // For whoever is not first. Caller holds the heap lock.
-  [[nodiscard]] bool turn_is_free() const noexcept { return !turn_taken_ && first_waiting_ == 0; }
+  // Caller holds the heap lock.
+  [[nodiscard]] bool turn_is_free(bool for_first) const noexcept {
+    return !turn_taken_ && (for_first || first_waiting_ == 0);
+  }
+  void wait_for_turn(std::unique_lock<HeapMutex>& lock, bool as_first);
   static void call(const Trackers& trackers, std::vector<TraceEntry>& entries) noexcept;
   static void call_or_undo(const Trackers& trackers, TraceEntry& entry,
                            const std::function<void()>& take_back);
 
+  const DeviceHeap& heap_;
   const int device_;
   HeapMutex& heap_lock_;
   std::condition_variable_any& moved_;
@@ -152,6 +166,7 @@ class Trace {
   bool wants_relief_ = false;       // and it has told a batch before this one
   std::size_t waiting_ = 0;         // threads that wait for the turn
   std::size_t first_waiting_ = 0;   // of them, those in tell_now: they are the next
+  std::size_t works_waiting_ = 0;   // that they are in the midst of
 };
 
 // A call into the allocator as its history sees it: gathers the context when it begins, holds it for

@@ -1,10 +1,13 @@
 // Trackers where several threads want to call them: one at a time, in order, and nobody for ever.
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "allocator/provider_foreign.h"
 #include "allocator/trace.h"
 #include "tests/unit/allocator_history_support.h"
 #include "tests/unit/worker.h"
@@ -29,8 +32,47 @@ class AllocatorTrackerTurns : public AllocatorHistory {
     });
   }
 
+  // The calling thread's pairs leave so many entries, each three, as one may before it waits.
+  void leave_entries() {
+    for (std::size_t left = 3; left < Trace::kMaxUntold; left += 3) allocator_.free(allocate(512));
+  }
+
+  // A tracker finds no room while another thread's pool gets memory from a maker that does `first`.
+  void run_out_of_room_beside(std::function<void()> first) {
+    constexpr PoolId kPool{3, 0};
+    allocator_.set_lender(&lender_);
+    allocator_.retain_pool(0, kPool,
+                           std::make_shared<ProviderForeign>(
+                               [this, first = std::move(first)](int, std::size_t size_bytes) {
+                                 first();
+                                 return sim_->try_allocate(0, size_bytes);
+                               },
+                               [this](int, void* memory) { sim_->free(0, memory); }));
+    hold_first(Action::kAlloc, [this] {
+      EXPECT_TRUE(eventually([&] { return maker_is_here_.load(); }));
+      seen_.push_back(out_of_memory([&] { static_cast<void>(allocate(65 * kMiB)); }));
+    });
+    std::thread waits([&] {
+      ASSERT_TRUE(eventually([&] { return in_tracker_.load(); }));
+      const std::thread::id self = std::this_thread::get_id();
+      allocator_.begin_allocate_to_pool(
+          0, kPool, [self](StreamHandle) { return std::this_thread::get_id() == self; },
+          home_.handle);
+      allocator_.free(allocate(512));
+      allocator_.end_allocate_to_pool(0, kPool);
+      allocator_.release_pool(0, kPool);
+      allocator_.release_pool(0, kPool);
+    });
+    std::byte* data = allocate(512);
+    waits.join();
+    EXPECT_EQ(seen_.size(), 1U);
+    allocator_.free(data);
+    allocator_.empty_cache();
+  }
+
   bool held_ = false;  // only trackers use it
   std::atomic<bool> in_tracker_{false};
+  std::atomic<bool> maker_is_here_{false};
   std::atomic<bool> done_{false};
   std::atomic<int> pairs_{0};
   FakeLender lender_;
@@ -148,6 +190,77 @@ TEST_F(AllocatorTrackerTurns, OutOfRoomInsideATrackerDoesNotWaitForWhoWaitsForIt
   EXPECT_LE(lender_.thorough_collects, 2);
   allocator_.free(data);
   allocator_.empty_cache();
+}
+
+// Nor is any work of a thread that waits so: the maker of a pool is in the midst of one, and what it
+// allocates here may be another.
+TEST_F(AllocatorTrackerTurns, NorForAPoolsMakerThatWaitsWithASegment) {
+  run_out_of_room_beside([&] {
+    maker_is_here_ = true;
+    allocator_.free(allocate(3 * kMiB));
+  });
+  EXPECT_LE(lender_.thorough_collects, 2);
+}
+
+TEST_F(AllocatorTrackerTurns, NorForAPoolsMakerThatWaitsAtTheBound) {
+  run_out_of_room_beside([&] {
+    leave_entries();
+    maker_is_here_ = true;
+    allocator_.free(allocate(512));
+  });
+  EXPECT_LE(lender_.thorough_collects, 2);
+}
+
+// Limbo's own threads unpin, and a call that must not block.
+TEST_F(AllocatorTrackerTurns, WhoUnpinsDoesNotWaitForASlowTracker) {
+  const BlockView lent = allocator_.pin(allocate(512));
+  allocator_.free(lent.data);
+  EXPECT_EQ(drain_let_go(allocator_), 1);
+  hold_first(Action::kAlloc, [&] { EXPECT_TRUE(eventually([&] { return done_.load(); })); });
+  listen();
+  std::thread slow([&] { allocator_.free(allocate(512)); });
+  ASSERT_TRUE(eventually([&] { return in_tracker_.load(); }));
+  leave_entries();
+  std::thread([&] { allocator_.unpin(lent.block); }).join();
+  EXPECT_TRUE(in_tracker_);
+  done_ = true;
+  slow.join();
+  const auto is_of_lent = [&](const TraceEntry& entry) {
+    return entry.address == address_of(lent.data) && entry.action == Action::kFreeCompleted;
+  };
+  EXPECT_EQ(std::count_if(heard_.begin(), heard_.end(), is_of_lent), 1);  // it is told all the same
+}
+
+// Stands for Python's lock: whoever gathers wants it, and whoever calls the allocator may hold it.
+std::recursive_timed_mutex gatherers_lock;
+std::atomic<bool> gatherer_got_it{true};
+
+CallContext gather_under_lock() {
+  const std::unique_lock lock(gatherers_lock, kPatience / 10);
+  if (!lock.owns_lock()) gatherer_got_it = false;
+  return gather_number();
+}
+
+TEST_F(AllocatorTrackerTurns, ATrackersOwnCallsGatherNoContext) {
+  record(ContextLevel::kAll);
+  allocator_.free(allocate(512));
+  allocator_.free(allocate(3 * kMiB));
+  settings_.gather = gather_under_lock;
+  allocator_.set_history(settings_);
+  std::atomic<bool> locked{false};
+  hold_first(Action::kAlloc, [&] {
+    EXPECT_TRUE(eventually([&] { return locked.load(); }));
+    allocator_.free(allocate(1024));
+  });
+  std::thread slow([&] { allocator_.free(allocate(512)); });
+  ASSERT_TRUE(eventually([&] { return in_tracker_.load(); }));
+  {
+    const std::lock_guard lock(gatherers_lock);
+    locked = true;
+    allocator_.empty_cache();  // waits for the tracker
+  }
+  slow.join();
+  EXPECT_TRUE(gatherer_got_it);
 }
 
 }  // namespace
