@@ -69,7 +69,7 @@ void EventPool::destroy_all(Device& device, int index) noexcept {
 DeviceHeap::DeviceHeap(int device_index, PageTable& page_table, std::size_t depot_limit_bytes)
     : device(device_index),
       default_pool(std::make_shared<Pool>(PoolId{})),
-      trace(device_index, mutex, work_done),
+      trace(*this, device_index, mutex, work_done),
       depot_room(depot_limit_bytes),
       page_table_(page_table) {}
 
@@ -269,6 +269,7 @@ Segment& DeviceHeap::add_segment(Pool& pool, Provider& provider, void* base, std
     throw;
   }
   block->set_state(BlockState::kInTransit);
+  page_table_.set(base, block);
   ++pool.segments;
   ++counters.num_device_alloc;
   segment.registration_counter = segments_made++;
@@ -390,7 +391,7 @@ void DeviceHeap::record_segment(TraceAction action, const Segment& segment) noex
 }
 
 bool DeviceHeap::idle() const noexcept {
-  return works_ == trace.waiting_for_this_thread() + Inside<DeviceHeap>::times(*this);
+  return works_ == trace.works_waiting_for_this_thread() + Inside<DeviceHeap>::times(*this);
 }
 
 void DeviceHeap::end_work() noexcept {

@@ -128,7 +128,7 @@ class Check {
         broken("a block has ", block->size_bytes, " bytes");
       }
       const BlockState state = block->state();
-      if (state != BlockState::kInTransit && page_table_.starting_at(block->data()) != block) {
+      if (segment.hidden == nullptr && page_table_.starting_at(block->data()) != block) {
         broken("the page table does not know a block");
       }
       if (state == BlockState::kFree && previous != nullptr &&
