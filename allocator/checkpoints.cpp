@@ -41,6 +41,12 @@ bool belongs(const Segment& segment, const std::shared_ptr<Pool>& pool) {
   return segment.pool == pool && segment.passage != Passage::kComing;
 }
 
+// Nor is what somebody gives back to the driver, or may: of that nothing is in use, and where it stays
+// it is as free as what the pool got later.
+bool belongs_for_good(const Segment& segment, const std::shared_ptr<Pool>& pool) {
+  return belongs(segment, pool) && segment.first->state() != BlockState::kInTransit;
+}
+
 // A block can be taken from its owner when nothing but that owner has to do with it.
 void require_takeable(const Block& block) {
   const std::uint64_t word = block.word.load(std::memory_order_acquire);
@@ -115,7 +121,7 @@ std::shared_ptr<const Checkpoint> Allocator::take_checkpoint(int device, PoolId 
   const std::lock_guard lock(at.mutex);
   const std::shared_ptr<Pool> pool = Impl::pool_for_checkpoint(at, id);
   for (const auto& [piece_id, segment] : at.segments) {
-    if (belongs(*segment, pool)) taken->segments.push_back(layout_of(*segment));
+    if (belongs_for_good(*segment, pool)) taken->segments.push_back(layout_of(*segment));
   }
   return taken;
 }

@@ -336,5 +336,24 @@ TEST_F(CheckpointsOnDevices, AreOfTheirDeviceAlone) {
   for (std::byte* data : {here, more_here, there}) allocator_.free(data);
 }
 
+// Its segment may be gone by the time of going back. Nothing of it is in use, so it need not be there.
+TEST_F(Checkpoints, WhatGoesBackToTheDriverIsNoPartOfOne) {
+  std::byte* stays = allocate_in(3 * kMiB);
+  allocator_.free(allocate_in(700));
+  allocator_.release_pool(0, kTreePool);
+  sim_->faults().add("free:1=hang");
+  std::thread returns([&] { allocator_.empty_cache(0, kTreePool); });
+  ASSERT_TRUE(sim_->faults().wait_for_hanging(1, kPatience));
+  allocator_.retain_pool(0, kTreePool);
+  const auto checkpoint = allocator_.take_checkpoint(0, kTreePool);
+  EXPECT_ERROR(static_cast<void>(allocator_.restore_checkpoint(*checkpoint)), kBadArgument);
+  sim_->faults().release_hangs();
+  returns.join();
+  const CheckpointDelta delta = allocator_.restore_checkpoint(*checkpoint);
+  EXPECT_EQ(delta.allocated, std::vector<void*>{stays});
+  allocator_.check_invariants();
+  allocator_.free(stays);
+}
+
 }  // namespace
 }  // namespace limbo::testing
