@@ -76,6 +76,28 @@ TEST_F(AllocatorTrackers, SnapshotsHaveTheSegmentsThatTrackersKnow) {
   allocator_.free(second);
 }
 
+// It is nobody's, and lookups find that out at the segment itself.
+TEST_F(AllocatorTrackers, TheAddressesOfASegmentThatComesAreItsOwn) {
+  std::byte* neighbour = allocate(kMiB);
+  allocator_.add_trace_tracker([this](const TraceEntry& entry) {
+    if (entry.action != Action::kSegmentAlloc) return;
+    seen_.emplace_back();
+    allocator_.check_invariants();
+    auto* base = std::bit_cast<std::byte*>(entry.address);
+    for (std::byte* data : {base, base + 1, base + entry.size_bytes - 1}) {
+      EXPECT_FALSE(allocator_.find(data));
+      EXPECT_FALSE(allocator_.record_stream(data, home_));
+      EXPECT_ERROR(static_cast<void>(allocator_.pin(data)), kNotLendable);
+      EXPECT_ERROR(allocator_.free(data), kDoubleFree);  // as all that is free
+    }
+  });
+  for (const std::size_t size_bytes : {kMiB + kMiB / 2, 30 * kMiB}) {
+    allocator_.free(allocate(size_bytes));
+  }
+  EXPECT_EQ(seen_.size(), 2U);
+  allocator_.free(neighbour);
+}
+
 // Also where the driver does not take it: it is in snapshots when it is told of again.
 TEST_F(AllocatorTrackers, SnapshotsHaveASegmentAgainThatTheDriverDoesNotTake) {
   allocator_.add_trace_tracker([this](const TraceEntry& entry) {
@@ -102,6 +124,29 @@ TEST_F(AllocatorTrackers, ATrackerThatRefusesASegmentFailsTheAllocation) {
   EXPECT_EQ(sim_->balance().allocated, 0U);
   refuse_ = false;
   allocator_.free(allocate(600));
+}
+
+// Refused on both sides, the memory is there and free, and trackers know that.
+TEST_F(AllocatorTrackers, ARefusedSegmentThatTheDriverDoesNotTakeBackStays) {
+  listen();
+  record();
+  allocator_.add_trace_tracker([this](const TraceEntry& entry) {
+    if (entry.action == Action::kSegmentAlloc && std::exchange(once_, false)) {
+      throw Error(ErrorCode::kInternal, "refused");
+    }
+  });
+  sim_->faults().add("free:1=fail");
+  EXPECT_ERROR(static_cast<void>(allocate(600)), kInternal);
+  const std::vector<Action> expected{Action::kSegmentAlloc, Action::kSegmentFree,
+                                     Action::kSegmentAlloc};
+  EXPECT_EQ(actions_of(heard_), expected);
+  EXPECT_EQ(actions(), expected);
+  EXPECT_EQ(allocator_.snapshot().size(), 1U);
+  EXPECT_EQ(reserved(), static_cast<std::int64_t>(2 * kMiB));
+  allocator_.check_invariants();
+  sim_->reset_calls();
+  allocator_.free(allocate(600));
+  EXPECT_EQ(sim_->calls(CallKind::kAllocate), 0U);
 }
 
 TEST_F(AllocatorTrackers, ATrackerThatRefusesAReturnKeepsTheSegment) {

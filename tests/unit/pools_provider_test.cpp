@@ -227,6 +227,24 @@ TEST_F(PoolsWithProvider, MemoryOfTheAllocatorItselfIsRefused) {
   allocator_.release_pool(0, kForeignPool);
 }
 
+TEST_F(PoolsWithProvider, MemoryThatIsRefusedMayBeKeptByItsMaker) {
+  std::byte* given = nullptr;
+  allocator_.retain_pool(
+      0, kForeignPool,
+      std::make_shared<Nested>(
+          [&](std::size_t size_bytes) -> void* {
+            given = allocate(size_bytes);
+            return given;
+          },
+          [](void*) { throw Error(ErrorCode::kDeviceError, "The maker takes nothing back."); }));
+  EXPECT_ERROR(static_cast<void>(allocate_in(kForeignPool, kMiB)), kBadArgument);
+  allocator_.check_invariants();
+  EXPECT_TRUE(allocator_.snapshot(0, kForeignPool).empty());
+  EXPECT_EQ(allocated(), static_cast<std::int64_t>(2 * kMiB));
+  allocator_.free(given);
+  allocator_.release_pool(0, kForeignPool);
+}
+
 // The provider holds the only work under way: there is nobody to wait for.
 TEST_F(PoolsWithProvider, ItDoesNotWaitForItself) {
   std::vector<std::uint64_t> tries;
