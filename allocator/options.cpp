@@ -1,5 +1,7 @@
 #include "allocator/options.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -25,9 +27,22 @@ struct Table {
   std::vector<Entry> entries;  // only added to
 };
 
+Table& table();
+
+// So that the child's copy of the lock is free.
+void before_fork() noexcept {
+  table().mutex.lock();
+}
+void after_fork() noexcept {
+  table().mutex.unlock();
+}
+
 // Never destroyed: options are read during static destruction too.
 Table& table() {
-  static auto* made = new Table;
+  static auto* made = [] {
+    ::pthread_atfork(before_fork, after_fork, after_fork);
+    return new Table;
+  }();
   return *made;
 }
 

@@ -1,11 +1,15 @@
 #include "allocator/options.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allocator/error.h"
@@ -125,6 +129,27 @@ TEST(Options, WhatCannotBeReadIsNotFixed) {
   unsetenv("LIMBO_UNREAD_FOR_TESTS");
   set_option("unread_for_tests", 7);
   EXPECT_EQ(other.value(), 7);
+}
+
+// A fork may come while another thread reads one.
+TEST(Options, AreReadableInAForkChild) {
+  std::atomic<bool> over{false};
+  std::thread reader([&] {
+    while (!over) require_readable_options();
+  });
+  int failed = 0;
+  for (int fork_number = 0; fork_number < 50; ++fork_number) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(5);  // it ends by that where the reading never does
+      ::_exit(kSample.value() > 0 && !option_table().empty() ? 0 : 1);
+    }
+    int status = -1;
+    if (::waitpid(child, &status, 0) != child || status != 0) ++failed;
+  }
+  over = true;
+  reader.join();
+  EXPECT_EQ(failed, 0);
 }
 
 }  // namespace
