@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 struct Announcement {
   std::uint64_t number = 0;
   StreamRef stream;
+  StreamLives lives = StreamLives::kNobodyKnows;
   Clock::time_point until;
   int asked = 0;  // threads that are asking the driver about the stream
   bool over = false;
@@ -27,8 +28,8 @@ struct Announcement {
 
 struct Announcements {
   // A leaf: the driver is asked without it, since a fork waits for it. What is asked about is of
-  // streams that are announced, and they live: what has ended is kept until nobody asks about its
-  // stream any more, and withdrawing waits for that.
+  // streams that are announced as living: what has ended is kept until nobody asks about its stream
+  // any more, and withdrawing waits for that.
   std::mutex mutex;
   std::vector<Announcement> all;  // by number
   std::uint64_t last_number = 0;
@@ -48,13 +49,14 @@ Announcement* find(Announcements& at, std::uint64_t number) {
   return found == at.all.end() ? nullptr : &*found;
 }
 
+bool is_asked_about(const Announcements& at, StreamRef stream) {
+  return std::any_of(at.all.begin(), at.all.end(), [&](const Announcement& one) {
+    return one.stream == stream && one.asked != 0;
+  });
+}
+
 void forget_ended(Announcements& at) {
-  for (Announcement& one : at.all) {
-    one.forgotten =
-        one.over && std::none_of(at.all.begin(), at.all.end(), [&](const Announcement& other) {
-          return other.stream == one.stream && other.asked != 0;
-        });
-  }
+  for (Announcement& one : at.all) one.forgotten = one.over && !is_asked_about(at, one.stream);
   std::erase_if(at.all, [](const Announcement& one) { return one.forgotten; });
 }
 
@@ -91,7 +93,7 @@ bool look(Device& device) noexcept {
   const std::uint64_t newest = at.last_number;
   for (std::uint64_t number = 0;;) {
     const auto next = std::find_if(at.all.begin(), at.all.end(), [&](const Announcement& one) {
-      return one.number > number && !one.over;
+      return one.number > number && !one.over && one.lives == StreamLives::kUntilWithdrawn;
     });
     if (next == at.all.end() || next->number > newest) break;
     number = next->number;
@@ -150,15 +152,29 @@ class Pause {
   int taken_ = 0;
 };
 
+// Ends all announcements of the stream, which may be destroyed next.
+void end_and_wait(Announcements& at, std::unique_lock<std::mutex>& lock, StreamRef stream) {
+  end_of_stream(at, stream);
+  const Clock::time_point until = Clock::now() + kWaitForAskers;
+  for (Pause pause; is_asked_about(at, stream) && Clock::now() < until;) {
+    lock.unlock();
+    pause.take();
+    lock.lock();
+  }
+}
+
 }  // namespace
 
-std::uint64_t announce(StreamRef stream) {
+std::uint64_t announce(StreamRef stream, StreamLives lives) {
   Announcements& at = announcements();
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(at.mutex);
     number = ++at.last_number;
-    at.all.push_back({number, stream, Clock::now() + kLongestAnnouncement, 0, false, false});
+    at.all.push_back({.number = number,
+                      .stream = stream,
+                      .lives = lives,
+                      .until = Clock::now() + kLongestAnnouncement});
     state.fetch_add(kOneBeginning);
   }
   const Clock::time_point until = Clock::now() + kWaitForQuestions;
@@ -173,13 +189,13 @@ void withdraw(std::uint64_t announcement) noexcept {
   if (own == nullptr) return;
   // The others of its stream as well: torch's capture is announced by its allocator too, which is
   // not told when it fails to begin.
-  end_of_stream(at, own->stream);
-  // The stream may be destroyed next.
-  for (Pause pause; find(at, announcement) != nullptr;) {
-    lock.unlock();
-    pause.take();
-    lock.lock();
-  }
+  end_and_wait(at, lock, own->stream);
+}
+
+void ended(StreamRef stream) noexcept {
+  Announcements& at = announcements();
+  std::unique_lock lock(at.mutex);
+  end_and_wait(at, lock, stream);
 }
 
 void begun(StreamRef stream) noexcept {

@@ -37,15 +37,29 @@ inline constexpr std::chrono::milliseconds kWaitForQuestions{100};
 // Those who need an answer wait so long for a beginning.
 inline constexpr std::chrono::milliseconds kWaitForBeginning{10};
 inline constexpr std::chrono::milliseconds kLongestAnnouncement{1000};
+// Who may destroy the stream next waits so long for those who ask whether its capture has begun: for
+// one question of each to the driver.
+inline constexpr std::chrono::milliseconds kWaitForAskers{1000};
+
+// Until when the announced stream lives at least: what is destroyed may not be asked about.
+enum class StreamLives : std::uint8_t {
+  kUntilWithdrawn,
+  // Nobody withdraws where the capture fails to begin. So the driver is not asked whether it has
+  // begun; others wait until somebody sees that, or for as long as they do for a forgotten one.
+  kNobodyKnows,
+};
 
 // Says that the calling thread is about to begin a capture on `stream`, waits for those who ask, and
 // returns what names the announcement. BeginningCapture is this as a guard.
-[[nodiscard]] std::uint64_t announce(StreamRef stream);
+[[nodiscard]] std::uint64_t announce(StreamRef stream,
+                                     StreamLives lives = StreamLives::kUntilWithdrawn);
 // The capture has begun, or will not: ends every announcement of its stream. Behind it nobody asks the
-// driver about the stream for its sake, and it may be destroyed: who does just then is waited for.
-// Naming one that is over does nothing.
+// driver about the stream for its sake, and it may be destroyed: who does just then is waited for, at
+// most kWaitForAskers. Naming one that is over does nothing.
 void withdraw(std::uint64_t announcement) noexcept;
-// The capture on `stream` is seen to have begun, or even to have ended: as withdraw. Costs a load
+// The capture on `stream` is seen to have ended: as withdraw, for whoever has no announcement's name.
+void ended(StreamRef stream) noexcept;
+// It is seen to have begun: ends every announcement of its stream, and waits for nobody. Costs a load
 // where nothing is announced.
 void begun(StreamRef stream) noexcept;
 

@@ -90,6 +90,11 @@ std::optional<StreamHandle> stream_to_ask(StreamRef current, bool is_of_capture)
   return is_of_capture ? std::nullopt : std::optional<StreamHandle>(nullptr);
 }
 
+capture_gate::StreamLives life_of(StreamRef current) {
+  return is_torchs_own(current) ? capture_gate::StreamLives::kUntilWithdrawn  // and for good
+                                : capture_gate::StreamLives::kNobodyKnows;
+}
+
 // A checkpoint, as torch hands it around.
 struct PoolState final : torch_cuda::AllocatorState {
   explicit PoolState(std::shared_ptr<const Checkpoint> made) : checkpoint(std::move(made)) {}
@@ -173,15 +178,15 @@ void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
     allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts),
                                               stream_to_ask(current, announces));
     // torch begins the capture next, and says nothing when that fails: the announcement ends by
-    // itself then.
-    if (announces) (void)capture_gate::announce(current);
+    // itself then, and the program may destroy a stream of its own before.
+    if (announces) (void)capture_gate::announce(current, life_of(current));
   });
 }
 
 void Adapter::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
   if (in_forked_child()) return;
   for_torch([&] {
-    capture_gate::begun(current_stream(device));
+    capture_gate::ended(current_stream(device));
     allocator_in_use().end_allocate_to_pool(device, to_pool_id(pool));
   });
 }

@@ -115,18 +115,26 @@ TEST_F(CaptureGate, AForgottenAnnouncementEnds) {
   capture_gate::withdraw(announcement);
 }
 
-// Somebody is in the driver with a question about an announced stream, for long.
+// Announces the stream, and somebody is in the driver with a question about it, for long.
 class SlowQuestion {
  public:
-  explicit SlowQuestion(SimDevice& sim) : sim_(sim) {
+  SlowQuestion(SimDevice& sim, StreamRef stream) : sim_(sim) {
+    sim_.reset_calls();
     sim_.faults().add("is_capturing:1=hang");
-    asker_ = std::thread([this] { (void)static_cast<bool>(StreamQuestion(sim_)); });
+    asker_ = std::thread([this, stream] {
+      // Again, where the thread stood still for as long as an announcement lasts.
+      while (sim_.calls(CallKind::kIsCapturing) == 0) {
+        announcement_ = capture_gate::announce(stream);
+        (void)static_cast<bool>(StreamQuestion(sim_));
+      }
+    });
     EXPECT_TRUE(sim_.faults().wait_for_hanging(1, kPatience));
   }
   ~SlowQuestion() { end(); }
   SlowQuestion(const SlowQuestion&) = delete;
   SlowQuestion& operator=(const SlowQuestion&) = delete;
 
+  [[nodiscard]] std::uint64_t announcement() const { return announcement_; }
   void end() {
     if (!asker_.joinable()) return;
     sim_.faults().release_hangs();
@@ -136,12 +144,12 @@ class SlowQuestion {
 
  private:
   SimDevice& sim_;
+  std::atomic<std::uint64_t> announcement_{0};
   std::thread asker_;
 };
 
 TEST_F(CaptureGate, ASlowQuestionHoldsUpNoForkAndNoOtherQuestion) {
-  const std::uint64_t announcement = capture_gate::announce(stream_);
-  SlowQuestion slow(*sim_);
+  SlowQuestion slow(*sim_, stream_);
   EXPECT_FALSE(may_ask());
   auto forked = std::async(std::launch::async, [] {
     const pid_t child = ::fork();
@@ -152,20 +160,19 @@ TEST_F(CaptureGate, ASlowQuestionHoldsUpNoForkAndNoOtherQuestion) {
   EXPECT_EQ(forked.wait_for(kPatience / 2), std::future_status::ready);
   slow.end();
   EXPECT_TRUE(forked.get());
-  capture_gate::withdraw(announcement);
+  capture_gate::withdraw(slow.announcement());
 }
 
 // It is destroyed behind the withdrawal, and the driver may not be asked about it then.
 TEST_F(CaptureGate, AStreamIsAskedAboutOnlyWhileItIsAnnounced) {
-  const std::uint64_t announcement = capture_gate::announce(stream_);
+  SlowQuestion slow(*sim_, stream_);
   const std::uint64_t another = capture_gate::announce(stream_);
-  SlowQuestion slow(*sim_);
   capture_gate::begun(stream_);
   EXPECT_EQ(capture_gate::state.load(), 0U);
   EXPECT_TRUE(may_ask());
   std::atomic<int> withdrawn{0};
   std::vector<std::thread> threads;
-  for (const std::uint64_t each : {announcement, another}) {
+  for (const std::uint64_t each : {slow.announcement(), another}) {
     threads.emplace_back([&withdrawn, each] {
       capture_gate::withdraw(each);
       ++withdrawn;
@@ -174,6 +181,49 @@ TEST_F(CaptureGate, AStreamIsAskedAboutOnlyWhileItIsAnnounced) {
   EXPECT_FALSE(eventually([&] { return withdrawn != 0; }, std::chrono::milliseconds(50)));
   slow.end();
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(CaptureGate, WhoSeesTheEndWaitsForThoseWhoAskToo) {
+  SlowQuestion slow(*sim_, stream_);
+  capture_gate::begun(stream_);  // as its allocations say; nothing is announced any more
+  std::atomic<bool> ended{false};
+  std::thread ends([&] {
+    capture_gate::ended(stream_);
+    ended = true;
+  });
+  EXPECT_FALSE(eventually([&] { return ended.load(); }, std::chrono::milliseconds(50)));
+  slow.end();
+  ends.join();
+}
+
+// For a driver that does not answer is not waited for ever.
+TEST_F(CaptureGate, AWithdrawalDoesNotWaitForEver) {
+  SlowQuestion slow(*sim_, stream_);
+  const Clock::time_point before = Clock::now();
+  auto withdrawn =
+      std::async(std::launch::async, [&] { capture_gate::withdraw(slow.announcement()); });
+  EXPECT_EQ(withdrawn.wait_for(kPatience / 2), std::future_status::ready);
+  EXPECT_GE(Clock::now() - before, capture_gate::kWaitForAskers);
+  slow.end();
+}
+
+// Whoever announces it does not know how long it lives.
+TEST_F(CaptureGate, AStreamOfUnknownLifeIsNotAskedAbout) {
+  static_cast<void>(capture_gate::announce(stream_, capture_gate::StreamLives::kNobodyKnows));
+  sim_->reset_calls();
+  EXPECT_FALSE(may_ask());
+  EXPECT_FALSE(may_ask_patiently());
+  EXPECT_EQ(sim_->calls(CallKind::kIsCapturing), 0U);
+  capture_gate::begun(stream_);
+  EXPECT_TRUE(may_ask());
+  static_cast<void>(capture_gate::announce(stream_, capture_gate::StreamLives::kNobodyKnows));
+  const std::uint64_t another = capture_gate::announce(stream_);  // by who does
+  EXPECT_FALSE(may_ask());
+  EXPECT_EQ(sim_->calls(CallKind::kIsCapturing), 1U);
+  capture_gate::withdraw(another);
+  EXPECT_TRUE(may_ask());
+  static_cast<void>(capture_gate::announce(stream_, capture_gate::StreamLives::kNobodyKnows));
+  EXPECT_TRUE(eventually([&] { return may_ask(); }));  // and it ends by itself
 }
 
 TEST_F(CaptureGate, ItIsFreeInAForkChild) {

@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allocator/capture_gate.h"
@@ -19,6 +22,7 @@
 #include "hooks/install.h"
 #include "hooks/tensors.h"
 #include "tests/support/child_process.h"
+#include "tests/support/eventually.h"
 #include "tests/support/sandbox.h"
 #include "tests/unit_torch/pools_support.h"
 
@@ -95,6 +99,32 @@ TEST_F(PoolsOfTorch, TheRouteOfACaptureAnnouncesIt) {
   adapter().raw_delete(inside);
 }
 
+// The stream may be destroyed behind the end.
+TEST_F(PoolsOfTorch, TheEndOfARouteWaitsForWhoAsksAboutItsStream) {
+  SimDevice& sim = as_sim(allocator_in_use().device());
+  adapter().beginAllocateToPool(0, kPool, [](cudaStream_t) { return false; });
+  sim.reset_calls();
+  sim.faults().add("is_capturing:1=hang");
+  std::thread asks([&] {
+    while (sim.calls(CallKind::kIsCapturing) == 0) {  // again, where it lasted no longer
+      (void)capture_gate::announce({0, nullptr});
+      (void)static_cast<bool>(StreamQuestion(sim));
+    }
+  });
+  ASSERT_TRUE(sim.faults().wait_for_hanging(1, kPatience));
+  std::atomic<bool> ended{false};
+  std::thread ends([&] {
+    adapter().endAllocateToPool(0, kPool);
+    ended = true;
+  });
+  EXPECT_FALSE(eventually([&] { return ended.load(); }, std::chrono::milliseconds(50)));
+  sim.faults().release_hangs();
+  ends.join();
+  asks.join();
+  sim.faults().clear();
+  adapter().releasePool(0, kPool);
+}
+
 TEST_F(PoolsOfTorch, TheRouteOfAMemPoolAnnouncesNothing) {
   adapter().beginAllocateToPool(0, kPool, everything);
   EXPECT_FALSE(a_capture_is_announced());
@@ -127,8 +157,12 @@ TEST_F(PoolsOfTorch, RoutesThatAreNeverEndedDoNotAskAboutAProgramsStream) {
       return !of_capture && stream == static_cast<cudaStream_t>(own.handle);
     });
     set_simulated_stream({0, before});
-    capture_gate::begun(own);  // nothing is announced any more
+    EXPECT_EQ(a_capture_is_announced(), of_capture);
     sim.destroy_stream(own);
+    sim.reset_calls();
+    EXPECT_EQ(static_cast<bool>(StreamQuestion(sim)), !of_capture);
+    EXPECT_EQ(sim.calls(CallKind::kIsCapturing), 0U);
+    capture_gate::begun(own);  // nothing is announced any more
     adapter().raw_delete(adapter().raw_alloc(30 * kMiB));
     sim.reset_calls();
     adapter().emptyCache({0, 0});
