@@ -91,7 +91,7 @@ void complete_installation() {
 
 void install() {
   require_usable();
-  require_settings_allow();
+  if (!installed()) require_settings_allow();
   bool was_initialized = false;
   {
     const std::lock_guard lock(change_mutex());

@@ -47,6 +47,23 @@ TEST_F(Install, PutsTheAdapterIntoBothOfTorchsPlaces) {
   EXPECT_EQ(limbo_torch_installed(), 1);
 }
 
+TEST_F(Install, ASecondTimeIsNothingWhateverTheSettingsSayByThen) {
+  install();
+  ::setenv("LIMBO_UNMAP_WAIT_MS", "long", 1);
+  EXPECT_EQ(limbo_torch_install(), 0) << limbo_last_error();
+  const char* name = "collect_wait_ms";
+  const std::int64_t value = 1'000;
+  EXPECT_EQ(limbo_torch_enable(&name, &value, 1), 0) << limbo_last_error();
+  ::unsetenv("LIMBO_UNMAP_WAIT_MS");
+}
+
+TEST_F(Install, ASettingThatCannotBeReadIsRefused) {
+  ::setenv("LIMBO_UNMAP_WAIT_MS", "long", 1);
+  EXPECT_EQ(limbo_torch_install(), static_cast<int>(ErrorCode::kUnknownOption));
+  EXPECT_FALSE(installed());
+  ::unsetenv("LIMBO_UNMAP_WAIT_MS");
+}
+
 TEST_F(Install, MakingTheObjectLeavesTorchAsItWas) {
   const auto* before = torch_cuda::get();
   ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
