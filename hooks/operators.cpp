@@ -65,7 +65,7 @@ std::optional<std::chrono::milliseconds> to_time_limit(std::optional<double> ttl
   constexpr double kMostSeconds = 366.0 * 86400.0;
   if (!(*ttl_s > 0 && *ttl_s <= kMostSeconds)) {
     throw Error(ErrorCode::kBadArgument,
-                "ttl is " + std::to_string(*ttl_s) + " s; it goes from above 0 to one year.");
+                "ttl is " + std::to_string(*ttl_s) + " s; it goes from above 0 to 366 days.");
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(*ttl_s * 1000.0)));
 }

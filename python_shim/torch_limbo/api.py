@@ -21,6 +21,10 @@ import torch
 from . import _library, reductions, workers
 from .errors import LimboError, limbo_errors
 
+# What the operators take.
+_MOST_CONSUMERS = 1_000_000
+_MOST_TTL_S = 366 * 86_400
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -124,6 +128,11 @@ def enable(multiprocessing: str = "limbo", **options: int) -> None:
         )
     library = _library.load()
     for name, value in options.items():
+        if not name.isidentifier() or not name.isascii():  # nor can a C function be told any other
+            raise LimboError(
+                "unknown_option",
+                f"There is no option {name!r}; torch_limbo.options() lists them.",
+            )
         if not isinstance(value, int):
             raise LimboError(
                 "bad_argument",
@@ -149,13 +158,13 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     processes are promised the memory, 1 to 1,000,000: until so many have opened the message
     (however often each) it can be opened, also after this process has freed the tensor. With more
     than one, each process that opens it costs at most 32 bytes of this one until the message is
-    over. ``ttl``: how long a message that not all of them have
-    opened keeps the memory, in seconds, above 0 and at most 366 days, counted from the later of now
-    and the free; by default the option ``message_time_limit_ms``.
+    over. ``ttl``: how long a message that not all of them have opened keeps the memory, in seconds,
+    above 0 and at most 366 days, counted from the later of now and the free; by default the option
+    ``message_time_limit_ms``.
 
     A received tensor, or a view of one, is sent on: its owner is asked, and answers within a
-    second. The receiver's work comes behind the owner's and this process's. The new message lasts no
-    longer, unopened, than the one that brought the tensor: that much its owner has agreed to.
+    second. The receiver's work comes behind the owner's and this process's. The new message lasts
+    no longer, unopened, than the one that brought the tensor: that much its owner has agreed to.
 
     Blocks, as a launch would, where the current stream takes no more entries: behind a long kernel
     that is after 1,021 of them.
@@ -169,9 +178,10 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     ``expired`` and ``producer_exited`` (send ``clone()``).
     """
     kind = checked_for_sending(tensor, ttl)
-    if not isinstance(consumers, int):
+    if not isinstance(consumers, int) or not 1 <= consumers <= _MOST_CONSUMERS:
         raise LimboError(
-            "bad_argument", f"consumers cannot be {consumers!r}. Use a whole number, 1 or more."
+            "bad_argument",
+            f"consumers cannot be {consumers!r}. Use a whole number, 1 to {_MOST_CONSUMERS:,}.",
         )
     _library.load()
     with limbo_errors():
@@ -206,9 +216,11 @@ def checked_for_sending(tensor: torch.Tensor, ttl: float | None) -> int:
             f"The tensor's dimensions have names, {tensor.names}, and a message has none. Share "
             "tensor.rename(None).",
         )
-    if ttl is not None and not (isinstance(ttl, (int, float)) and ttl > 0):
+    if ttl is not None and not (isinstance(ttl, (int, float)) and 0 < ttl <= _MOST_TTL_S):
         raise LimboError(
-            "bad_argument", f"ttl cannot be {ttl!r}. Use seconds, more than 0, or None."
+            "bad_argument",
+            f"ttl cannot be {ttl!r}. Use seconds, above 0 and at most {_MOST_TTL_S:,} (366 days), "
+            "or None.",
         )
     parameter = isinstance(tensor, torch.nn.Parameter)
     return reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR
@@ -255,6 +267,8 @@ def is_orphaned(tensor: torch.Tensor) -> bool:
     has no mark. Of memory that several messages have brought, any of them can mark it. Raises
     ``forked_child``.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise LimboError("bad_argument", f"A tensor is orphaned or not; this is {tensor!r}.")
     if not _library.available():
         return False
     with limbo_errors():
@@ -283,12 +297,13 @@ def reap(force: bool = False, process: LendingProcess | None = None) -> Reaped:
     it, and answers within a second; errors then: ``producer_exited``, ``no_channel``.
     """
     if process is not None:
+        _check_process(process)
         _library.load()
         with limbo_errors():
-            return Reaped(*torch.ops.limbo.reap_in(process.incarnation, force))
+            return Reaped(*torch.ops.limbo.reap_in(process.incarnation, bool(force)))
     leases, claims = ctypes.c_int64(), ctypes.c_int64()
     library = _library.load()
-    _library.check(library.limbo_reap(int(force), ctypes.byref(leases), ctypes.byref(claims)))
+    _library.check(library.limbo_reap(int(bool(force)), ctypes.byref(leases), ctypes.byref(claims)))
     return Reaped(leases.value, claims.value)
 
 
@@ -300,10 +315,18 @@ def holders(process: LendingProcess | None = None) -> list[Holder]:
     if process is None:
         rows = _library.json_of(_library.load().limbo_holders_json())
     else:
+        _check_process(process)
         _library.load()
         with limbo_errors():
             rows = json.loads(torch.ops.limbo.holders_of(process.incarnation))
     return [Holder(**row) for row in rows]
+
+
+def _check_process(process: LendingProcess) -> None:
+    if not isinstance(process, LendingProcess):
+        raise LimboError(
+            "bad_argument", f"A process is one of torch_limbo.processes(), and this is {process!r}."
+        )
 
 
 def own_incarnation() -> str:

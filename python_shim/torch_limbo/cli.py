@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -81,6 +84,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:  # Limbo's, which have a code, and torch's
         print(f"{getattr(error, 'code', 'error')}: {error}", file=sys.stderr)
         return 1
+
+
+def main_of_process() -> int:
+    """Run what the command line says. Whose reader has gone (``| head -1``) ends without a word,
+    with the code that a shell gives to what SIGPIPE has ended."""
+    try:
+        try:
+            return main()
+        finally:
+            _flush()
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        # What could not be written may be kept, and tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _reader_has_gone() -> bool:
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return bool(output.poll(0))  # what is told without being asked for: errors, hanging up
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # it was closed before the start
+        sys.stdout.flush()
 
 
 def _run(chosen: argparse.Namespace) -> int:

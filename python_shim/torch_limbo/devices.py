@@ -56,7 +56,7 @@ def device_argument(device: Any) -> int:
     if device is None or isinstance(device, DeviceByUuid):
         return -1
     if isinstance(device, int):
-        if device < 0:
+        if not 0 <= device < 2**31:
             raise LimboError(
                 "bad_argument",
                 f"There is no device {device}. Give an index from 0 on, or None for the owner's.",

@@ -144,6 +144,10 @@ class Registry:
 
         Errors: ``bad_argument`` for a tensor that was not received.
         """
+        if not isinstance(tensor, torch.Tensor):
+            raise LimboError(
+                "bad_argument", f"release takes a tensor that acquire gave, and this is {tensor!r}."
+            )
         if tensor.numel() == 0 and tensor.untyped_storage().nbytes() == 0:
             return
         if not (_library.available() and bool(torch.ops.limbo.is_received(tensor))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -50,6 +51,33 @@ def test_the_help_names_every_command() -> None:
     for command in ("demo", "doctor", "ls", "bench", "options"):
         assert f"\n    {command} " in done.stdout
     assert run("no-such-command").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), [("options", ""), ("options", "1"), ("doctor", ""), ("--help", "")]
+)
+def test_a_reader_that_has_gone(command: str, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_limbo", command],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_standard_output_that_is_closed() -> None:
+    command = f"exec {sys.executable} -m torch_limbo options >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_wrong_number_of_steps() -> None:

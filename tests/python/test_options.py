@@ -52,6 +52,10 @@ assert code == "unknown_option" and "-5" in text, text
 for number in (2**64 + 5, -(2**70)):
     code, text = code_of(exit_drain_ms=number)
     assert code == "unknown_option" and str(number) in text, text
+for name in ("\\ud800", "exit_drain_ms\\0", "", "gr\\u00f6\\u00dfe"):
+    code, text = code_of(**{name: 1})
+    assert code == "unknown_option" and repr(name) in text, text
+assert value_of("exit_drain_ms") == 5000
 torch_limbo.enable(exit_drain_ms=1234)
 torch_limbo.enable()
 assert value_of("exit_drain_ms") == 1234

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import remote
 import sim
@@ -9,7 +11,7 @@ import torch
 import torch_limbo
 from balance import wait_for_empty_limbo
 from peer import Peer
-from torch_limbo import LimboError
+from torch_limbo import LimboError, Registry
 
 pytestmark = pytest.mark.usefixtures("balanced")
 
@@ -297,3 +299,46 @@ def test_devices_that_do_not_exist() -> None:
     assert code == "device_not_visible"
     assert "GPU-0000" in text
     torch_limbo.withdraw(message)
+
+
+WRONG_ARGUMENTS: dict[str, Callable[[torch.Tensor, bytes], object]] = {
+    "consumers 0": lambda tensor, _: torch_limbo.share(tensor, consumers=0),
+    "consumers 1000001": lambda tensor, _: torch_limbo.share(tensor, consumers=1_000_001),
+    "consumers 2**70": lambda tensor, _: torch_limbo.share(tensor, consumers=2**70),
+    "consumers 1.5": lambda tensor, _: torch_limbo.share(tensor, consumers=1.5),  # type: ignore
+    "ttl 367 days": lambda tensor, _: torch_limbo.share(tensor, ttl=367 * 86_400),
+    "ttl 10**400": lambda tensor, _: torch_limbo.share(tensor, ttl=10**400),
+    "ttl nan": lambda tensor, _: torch_limbo.share(tensor, ttl=float("nan")),
+    "ttl text": lambda tensor, _: torch_limbo.share(tensor, ttl="x"),  # type: ignore
+    "publish ttl 10**400": lambda tensor, _: Registry().publish("n", tensor, ttl=10**400),
+    "receive on 2**70": lambda _, message: torch_limbo.receive(message, device=2**70),
+    "receive on -1": lambda _, message: torch_limbo.receive(message, device=-1),
+    "orphaned text": lambda *_: torch_limbo.is_orphaned("x"),  # type: ignore
+    "orphaned None": lambda *_: torch_limbo.is_orphaned(None),  # type: ignore
+    "release None": lambda *_: Registry().release(None),  # type: ignore
+    "release text": lambda *_: Registry().release("x"),  # type: ignore
+    "reap text": lambda *_: torch_limbo.reap(process="x"),  # type: ignore
+    "holders 1": lambda *_: torch_limbo.holders(process=1),  # type: ignore
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_named_and_nothing_is_held(what: str) -> None:
+    tensor = sim.full((10,), 2.0)
+    message = torch_limbo.share(tensor)
+    sends = torch_limbo.stats()["sends"]
+    with pytest.raises(LimboError) as caught:
+        WRONG_ARGUMENTS[what](tensor, message)
+    assert caught.value.code == "bad_argument"
+    named = what.rpartition(" ")[2]
+    named = {"days": str(367 * 86_400), "text": "x"}.get(named) or str(eval(named, {"nan": "nan"}))
+    assert named in str(caught.value)
+    assert torch_limbo.stats()["sends"] == sends
+    torch_limbo.withdraw(message)
+    del tensor
+
+
+def test_the_longest_time_that_may_be_asked_for() -> None:
+    tensor = sim.full((10,), 2.0)
+    torch_limbo.withdraw(torch_limbo.share(tensor, consumers=1_000_000, ttl=366 * 86_400))
+    del tensor
