@@ -6,7 +6,7 @@ modules, and not which Python it is, so the probe (probe_python.py, run with -I)
 beside which Limbo will be installed. Tools that isolate by an environment of its own (uv, build)
 have to be told --no-build-isolation; the message says so.
 
-Editable installs are not offered: `PYTHONPATH=python_shim` uses a build folder in place.
+Editable installs are refused: `PYTHONPATH=python_shim` uses a build folder in place.
 """
 
 import os
@@ -133,6 +133,22 @@ def hook(name: str) -> Callable[..., Any]:
 build_wheel = hook("build_wheel")
 prepare_metadata_for_build_wheel = hook("prepare_metadata_for_build_wheel")
 get_requires_for_build_wheel = hook("get_requires_for_build_wheel")
+
+
+def refuse_editable(*_: Any, **__: Any) -> NoReturn:
+    """`pip install -e .`: the library would be built into a folder that no build updates."""
+    refuse(
+        "an editable install is not offered.",
+        "To work on the sources, build them (cmake --workflow --preset release) and set "
+        f"PYTHONPATH={ROOT / 'python_shim'},\nwhich uses the newest build folder in place. "
+        "To install: pip install .",
+    )
+
+
+# pip asks for the first of them before it fetches anything.
+get_requires_for_build_editable = refuse_editable
+prepare_metadata_for_build_editable = refuse_editable
+build_editable = refuse_editable
 
 
 def build_sdist(*arguments: Any, **named: Any) -> Any:

@@ -3,7 +3,8 @@ options.
 
 All functions are thread-safe. None waits for a stream, a peer or another thread, except where its
 text says so. In a child that was forked after its parent had used the GPU they raise
-``forked_child``.
+``forked_child``, except for what asks about the library alone: `enable`, `options`, `library_path`
+and `LimboAllocator` answer there too, and `is_orphaned` of a tensor that was not received is False.
 """
 
 from __future__ import annotations
@@ -260,12 +261,13 @@ def withdraw(data: bytes | bytearray | memoryview) -> None:
 
 
 def is_orphaned(tensor: torch.Tensor) -> bool:
-    """Whether work on this tensor, of the process that lends it or of one that has sent it on, will
-    never be done: that process has died, or its GPU context is lost, before its queue had come so
-    far. The tensor stays readable; what it holds is unfinished. Answers for what the current
-    stream has passed: synchronise it first. False for a tensor that was not received; a ``clone()``
-    has no mark. Of memory that several messages have brought, any of them can mark it. Raises
-    ``forked_child``.
+    """Whether the process that lends this tensor has ended or lost its GPU context, or one that has
+    sent it on had before its own work on it was done: no work of theirs will come. The tensor stays
+    readable; what it holds may be unfinished. Answers for what the current stream has passed:
+    synchronise it first. False for a tensor that was not received; a ``clone()`` has no mark. Of
+    memory that several messages have brought, any of them can mark it.
+
+    Errors: ``bad_argument`` (no tensor), ``forked_child`` (of a received tensor).
     """
     if not isinstance(tensor, torch.Tensor):
         raise LimboError("bad_argument", f"A tensor is orphaned or not; this is {tensor!r}.")
@@ -366,7 +368,11 @@ def stats() -> dict[str, Any]:
 
 
 def options() -> list[Option]:
-    """Every option with its unit, range, default and present value."""
+    """Every option with its unit, range, default and present value.
+
+    Errors: ``unknown_option`` for a variable ``LIMBO_<OPTION>`` that cannot be read,
+    ``no_library``, ``wrong_torch``.
+    """
     rows = _library.json_of(_library.load().limbo_options_json())
     return [Option(**row) for row in rows]
 

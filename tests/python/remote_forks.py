@@ -65,11 +65,13 @@ def _uses_of_functions() -> dict[str, Any]:
     with_code = {
         "limbo_torch_usable": library.limbo_torch_usable,
         "limbo_torch_install": library.limbo_torch_install,
+        "limbo_torch_enable": lambda: library.limbo_torch_enable(None, None, 0),
         "limbo_torch_make_allocator": library.limbo_torch_make_allocator,
         "limbo_torch_restore_allocator": library.limbo_torch_restore_allocator,
         "limbo_set_option": lambda: library.limbo_set_option(b"exit_drain_ms", 10),
         "limbo_reap": lambda: library.limbo_reap(0, None, None),
         "limbo_drain": lambda: library.limbo_drain(1000, None),
+        "limbo_drain_before_exit": library.limbo_drain_before_exit,
         "limbo_keep_for_graph": lambda: library.limbo_keep_for_graph(0, None, None),
         "limbo_announce_capture": lambda: library.limbo_announce_capture(
             0, None, ctypes.byref(announcement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = os.environ.get("LIMBO_TEST_INSTALLED")
 needs_installed = pytest.mark.skipif(
     INSTALLED is None, reason="runs on the source tree: no wheel was made"
+)
+
+needs_pip = pytest.mark.skipif(
+    importlib.util.find_spec("pip") is None, reason="this Python has no pip"
 )
 
 
@@ -380,6 +385,15 @@ def backend(**variables: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'cmake')!r}); import wheel_backend\n"
     code += "wheel_backend.prepare(); print('fine')"
     return run(sys.executable, "-c", code, **variables)
+
+
+@needs_pip
+def test_an_editable_install_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    command = ["install", "-e", str(ROOT), "--no-deps", "--no-build-isolation"]
+    done = run(sys.executable, "-m", "pip", *command, "--target", str(tmp_path / "site"))
+    assert done.returncode != 0
+    assert "Limbo cannot be built: an editable install is not offered" in done.stdout + done.stderr
+    assert f"PYTHONPATH={ROOT / 'python_shim'}" in done.stdout + done.stderr
 
 
 def fake_python(folder: Path, *facts: str) -> str:
