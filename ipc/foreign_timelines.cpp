@@ -80,6 +80,11 @@ bool ForeignTimelinesTable::has_finished() {
   return !finished_.empty();
 }
 
+void ForeignTimelinesTable::end() noexcept {
+  for (auto& [lease, foreign] : table_) foreign.timelines->end();
+  for (const auto& timelines : finished_) timelines->end();
+}
+
 void ForeignTimelinesTable::drop_finished() {
   std::vector<std::shared_ptr<LeaseTimelines>> finished;
   {

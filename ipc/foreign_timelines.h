@@ -53,6 +53,9 @@ class ForeignTimelinesTable {
   // Forgets those that are quiet and complete; waits for the devices that have waited on them.
   void drop_finished();
   [[nodiscard]] bool has_finished();
+  // Nobody waits for any of them any more: whoever has received from them and lives on asks only what
+  // has come of their numbers, and the device forgets them now.
+  void end() noexcept;
 
  private:
   std::mutex mutex_;  // guards the table; a leaf

@@ -89,6 +89,14 @@ bool LeaseTimelines::finish() noexcept {
   return true;
 }
 
+void LeaseTimelines::end() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+  }
+  unregister();
+}
+
 void LeaseTimelines::settle() noexcept {
   std::vector<int> devices;
   {

@@ -42,6 +42,9 @@ class LeaseTimelines {
   // Their owner is quiet and they are complete: no wait begins any more. False while some thread is
   // enqueueing one.
   [[nodiscard]] bool finish() noexcept;
+  // The same where the caller knows that nobody enqueues any wait, and that none is under way: the
+  // device forgets them at once.
+  void end() noexcept;
   // Waits until no stream looks at the words any more, and lets the device forget them. They must be
   // finished.
   void settle() noexcept;

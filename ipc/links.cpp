@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/fork_guard.h"
 #include "ipc/life_line.h"
 
 namespace limbo {
@@ -74,8 +75,10 @@ std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
                                              const std::shared_ptr<Attempt>& attempt) {
   std::shared_ptr<ProducerLink> link;
   try {
-    link = std::make_shared<ProducerLink>(
-        device_, address, shake_hands(address, own_, kHandshakeDeadline, attempt->promised));
+    Handshake hands = shake_hands(address, own_, kHandshakeDeadline, attempt->promised);
+    const std::shared_ptr<Kept> kept(new Kept, [this](Kept* last) { drop(last); });
+    kept->link.emplace(device_, address, std::move(hands));
+    link = {kept, &*kept->link};
   } catch (const Error& failure) {
     end(attempt, nullptr, &failure);
     throw;
@@ -196,10 +199,46 @@ void Links::unwatch_forgotten() {
   unmapper_.ring();
 }
 
-void Links::drop_unwatched() {
-  std::list<std::shared_ptr<ProducerLink>> last;  // they go without the lock
-  const std::lock_guard lock(mutex_);
-  last.swap(unwatched_);
+void Links::drop_unwatched() noexcept {
+  std::list<std::shared_ptr<ProducerLink>> unwatched;
+  {
+    const std::lock_guard lock(mutex_);
+    unwatched.swap(unwatched_);
+  }
+  unwatched.clear();  // what nobody else has is dropped
+  Kept* dropped = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped = std::exchange(dropped_, nullptr);
+  }
+  while (dropped != nullptr) delete std::exchange(dropped, dropped->next);
+}
+
+// It ends on the unmapper: its tables are unregistered, which may wait, and this is any thread of the
+// program.
+void Links::drop(Kept* last) noexcept {
+  if (fork_guard::is_forked_child()) return;  // it is the parent's
+  if (!last->link) {                          // it came to nothing
+    delete last;
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    last->next = dropped_;
+    dropped_ = last;
+    if (ended_) return;
+  }
+  unmapper_.ring();
+}
+
+Links::~Links() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  entries_.clear();
+  forgotten_.clear();
+  drop_unwatched();
 }
 
 }  // namespace limbo

@@ -20,6 +20,10 @@ namespace limbo {
 class Links {
  public:
   Links(Device& device, const Incarnation& own, ServiceThread& reaper, ServiceThread& unmapper);
+  // When the threads have ended. Only where nobody has a link any more.
+  ~Links();
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
 
   // The connection to a producer, made if there is none that can be used. Threads that want the
   // same one at once connect once, and share the outcome. Throws as shake_hands does;
@@ -32,8 +36,9 @@ class Links {
   [[nodiscard]] std::vector<std::shared_ptr<ProducerLink>> all();
 
   // Forgets a link that cannot be used any more. The caller has seen that nothing of it is held,
-  // landing or mapped. The reaper ends its watches; then its tables are unmapped on the unmapper, which
-  // may wait for kernels. Where it throws (there is no memory) nothing has changed.
+  // landing or mapped. The reaper ends its watches; then, when nobody has it any more (a block that was
+  // released asks it still who lives), its tables are unmapped on the unmapper, which may wait for
+  // kernels. Where it throws (there is no memory) nothing has changed.
   void forget(std::shared_ptr<ProducerLink> link);
 
   // Whether this process has sent on by that lease, also when the link is forgotten.
@@ -63,6 +68,11 @@ class Links {
     bool over = false;
     std::optional<Error> failure;
   };
+  // A link, and the chain of those that nobody has any more.
+  struct Kept {
+    std::optional<ProducerLink> link;
+    Kept* next = nullptr;
+  };
   struct Entry {
     Incarnation producer;
     std::shared_ptr<ProducerLink> link;
@@ -77,8 +87,10 @@ class Links {
   // The reaper ends the watches of forgotten links, and passes them to the unmapper.
   void unwatch_forgotten();
   [[nodiscard]] bool has_left();
+  // A link's last reference has gone, on whichever thread.
+  void drop(Kept* last) noexcept;
   // The unmapper's periodic.
-  void drop_unwatched();
+  void drop_unwatched() noexcept;
   // The reaper's periodic: makes no device call.
   [[nodiscard]] std::optional<ServiceThread::Clock::time_point> run(
       ServiceThread::Clock::time_point now);
@@ -95,6 +107,8 @@ class Links {
   std::vector<std::pair<Incarnation, std::uint32_t>> sent_on_;  // leases of forgotten links
   std::list<std::shared_ptr<ProducerLink>> forgotten_;          // watched still
   std::list<std::shared_ptr<ProducerLink>> unwatched_;
+  Kept* dropped_ = nullptr;  // a chain: nobody has these any more
+  bool ended_ = false;
   bool left_ = false;
 };
 

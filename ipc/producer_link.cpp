@@ -85,6 +85,7 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
 }
 
 ProducerLink::~ProducerLink() {
+  foreign_.end();
   for (void* data : {timelines_memory_.data(), row_memory_.data()}) {
     try {
       device_.unregister_host_memory(data);

@@ -35,7 +35,7 @@ class ProducerLink {
   // Maps the tables and registers them with the device. Throws kNoChannel or kDeviceError; then the
   // connection declines the message that it was made for and gives its lease back.
   ProducerLink(Device& device, const ProducerAddress& address, Handshake&& hands);
-  // Unmaps the tables; everything has landed and nothing waits on them.
+  // Unmaps the tables; everything has landed and nothing waits on them. On the unmapper: may wait.
   ~ProducerLink();
   ProducerLink(const ProducerLink&) = delete;
   ProducerLink& operator=(const ProducerLink&) = delete;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 
 #include "ipc/channel_socket.h"
 #include "ipc/links.h"
@@ -61,10 +62,11 @@ struct PlayedProducer {
   OwnedFd row = sealed_memfd(row_layout(kPlayedTables).total);
   OwnedFd own_timelines = sealed_memfd(timelines_bytes(kPlayedTables));
   OwnedFd listener;
-  OwnedFd consumer;  // its connection
+  OwnedFd consumer;                // its connection
+  std::optional<Links> all_links;  // end behind their threads
   ServiceThread reaper{"test-reaper"};
   ServiceThread unmapper{"test-unmapper"};
-  Links links{device, random_incarnation(), reaper, unmapper};
+  Links& links = all_links.emplace(device, random_incarnation(), reaper, unmapper);
 };
 
 }  // namespace limbo::testing

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "ipc/ledger_options.h"
@@ -147,6 +150,24 @@ TEST_F(ProducerLinkTest, HostMemoryThatRunsOutForgetsAllOfALinkOrNothing) {
     world_->forget_all();
     EXPECT_TRUE(eventually([&] { return gone.expired(); }));
   }
+}
+
+// Whoever has it last may be any thread of the program, with a block that was released long ago.
+TEST_F(ProducerLinkTest, WhoeverHasAForgottenLinkLastDoesNotUnmapIt) {
+  auto link = connect();
+  const auto holder = std::make_shared<std::shared_ptr<ProducerLink>>(link);
+  world_->links.forget(std::move(link));
+  EXPECT_TRUE(eventually([&] { return holder->use_count() == 1; }));
+  world_->sim->faults().add("unregister:1=hang");
+  std::atomic<bool> dropped{false};
+  std::thread user([&] {
+    holder->reset();
+    dropped.store(true);
+  });
+  EXPECT_TRUE(world_->sim->faults().wait_for_hanging(1, kPatience));
+  EXPECT_TRUE(eventually([&] { return dropped.load(); }));
+  world_->sim->faults().clear();
+  user.join();
 }
 
 }  // namespace
