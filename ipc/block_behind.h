@@ -19,11 +19,18 @@ class BlockBehind : public ReceivedBlock {
   }
 
  protected:
-  [[nodiscard]] NumbersBehind& behind() noexcept { return *behind_.operator->(); }
-  [[nodiscard]] const NumbersBehind& behind() const noexcept { return *behind_.operator->(); }
+  [[nodiscard]] NumbersBehind& behind() noexcept { return *owned_->behind; }
+  [[nodiscard]] const NumbersBehind& behind() const noexcept { return *owned_->behind; }
+  // For the table of what is held.
+  [[nodiscard]] std::shared_ptr<const NumbersBehind> shared_behind() const noexcept {
+    return owned_->behind;
+  }
 
  private:
-  LeftToParent<NumbersBehind> behind_;
+  struct Owned {
+    std::shared_ptr<NumbersBehind> behind = std::make_shared<NumbersBehind>();
+  };
+  LeftToParent<Owned> owned_;
 };
 
 }  // namespace limbo

@@ -99,7 +99,7 @@ void Channel::Impl::accept_one(OwnedFd socket) {
         "The sender's kernel gives no pidfd for this process, so its death could not be noticed");
     return;
   }
-  const ProcessName process = name_process(identity.pidfd.get(), identity.pid);
+  const ProcessIdentity process = identify_process(identity.pidfd.get(), identity.pid);
   const auto is_stranger = [](const ChannelPeer& peer) { return !peer.lease; };
   if (count_of(process, is_stranger) >= bounds.strangers) {
     refuse("Process " + std::to_string(identity.pid) + " has " + std::to_string(bounds.strangers) +
@@ -111,7 +111,6 @@ void Channel::Impl::accept_one(OwnedFd socket) {
   const std::uint64_t id = next_peer++;
   ChannelPeer& peer = peers.try_emplace(id).first->second;
   peer.socket = std::move(socket);
-  peer.pid = identity.pid;
   peer.process = process;
   peer.pidfd = std::move(identity.pidfd);
   peer.handshake_until = Clock::now() + kHandshakeDeadline;

@@ -1,28 +1,8 @@
 #include "ipc/channel_bounds.h"
 
-#include <sys/stat.h>
-#include <sys/vfs.h>
-
 #include <utility>
 
 namespace limbo {
-namespace {
-
-constexpr auto kPidfdFileSystem = 0x5049'4446;  // PIDFS_MAGIC, since Linux 6.9
-
-}  // namespace
-
-// Before there was a file system of pidfds all of them had one inode.
-ProcessName name_process(int pidfd, pid_t pid) noexcept {
-  struct statfs system {};
-  struct stat facts {};
-  if (::fstatfs(pidfd, &system) == 0 && system.f_type == kPidfdFileSystem &&
-      ::fstat(pidfd, &facts) == 0) {
-    return {facts.st_ino, true, {}};
-  }
-  return {static_cast<std::uint64_t>(pid), false, {}};
-}
-
 struct Backlog::Undone {
   explicit Undone(std::shared_ptr<Backlog> backlog) noexcept : of(std::move(backlog)) {
     of->undone_.fetch_add(1);

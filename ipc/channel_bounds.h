@@ -1,29 +1,14 @@
-// What keeps one process from asking more of a channel than it can do: who is who, and what is still
-// to be done for one connection.
+// What keeps one process from asking more of a channel than it can do: what is still to be done for one
+// connection.
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 
-#include "ipc/layout.h"
 #include "ipc/service_thread.h"
 
 namespace limbo {
-
-// Names a process while it lives: by its pidfd where that has a number of its own, else by its pid,
-// else (of another pid namespace, on an old kernel) by what it says of itself. 0: by nothing.
-struct ProcessName {
-  std::uint64_t number = 0;
-  bool by_pidfd = false;
-  Incarnation incarnation;  // only where there is no number
-
-  friend bool operator==(const ProcessName&, const ProcessName&) = default;
-  [[nodiscard]] bool known() const noexcept { return *this != ProcessName{}; }
-};
-[[nodiscard]] ProcessName name_process(int pidfd, pid_t pid) noexcept;
 
 // What one connection has asked for and what is not done yet. Its messages are read only while there
 // is room: then its sender waits, as the kernel makes it wait for any reader, and nobody else does.

@@ -33,8 +33,7 @@ struct ChannelPeer {
   using Clock = std::chrono::steady_clock;
 
   OwnedFd socket;  // invalid: the connection is closed
-  pid_t pid = 0;
-  ProcessName process;
+  ProcessIdentity process;
   OwnedFd pidfd;  // until hello; then the watch's
   Clock::time_point handshake_until;
   std::shared_ptr<Backlog> backlog;
@@ -99,10 +98,9 @@ struct Channel::Impl : std::enable_shared_from_this<Channel::Impl> {
                              const std::optional<protocol::ClaimTarget>& made) noexcept;
   // How many of a process's peers `counts` is true of.
   template <typename Counts>
-  [[nodiscard]] std::uint32_t count_of(const ProcessName& process, Counts&& counts) {
-    if (!process.known()) return 0;
+  [[nodiscard]] std::uint32_t count_of(const ProcessIdentity& process, Counts&& counts) {
     return static_cast<std::uint32_t>(std::count_if(peers.begin(), peers.end(), [&](auto& entry) {
-      return entry.second.process == process && counts(entry.second);
+      return are_one_process(entry.second.process, process) && counts(entry.second);
     }));
   }
 

@@ -173,12 +173,11 @@ void Channel::Impl::take_hello(std::uint64_t id, ChannelPeer& peer, Packet& pack
 }
 
 void Channel::Impl::greet(std::uint64_t id, ChannelPeer& peer, const Hello& hello, Packet& packet) {
-  if (!peer.process.known()) peer.process.incarnation = hello.incarnation;
+  peer.process.incarnation = hello.incarnation;
   refuse_beyond_bounds(peer);
   const bool late = (hello.life_line_flags & life_line::kLate) != 0;
   LIMBO_FAIL_POINT("accept.before_lease");
-  const std::uint64_t process = peer.process.by_pidfd ? peer.process.number : 0;
-  const LeaseGrant grant = keeper.add_lease({hello.incarnation, peer.pid, late, process});
+  const LeaseGrant grant = keeper.add_lease({peer.process, late});
   // From here on the lease ends by the watch alone, and making it takes no memory.
   peer.lease = grant.lease_number;
   peer.watch.emplace(reaper, std::move(peer.pidfd), std::move(packet.descriptors[0]),
@@ -195,7 +194,7 @@ void Channel::Impl::refuse_beyond_bounds(const ChannelPeer& peer) {
   });
   if (leases < bounds.leases) return;
   throw Error(ErrorCode::kNoChannel,
-              "Process " + std::to_string(peer.pid) + " has " + std::to_string(leases) +
+              "Process " + std::to_string(peer.process.pid) + " has " + std::to_string(leases) +
                   " leases here already, of connections that it has closed or still has, and one "
                   "process may have no more.",
               "Start it anew; where this comes again, find out what in it closes its connections");

@@ -24,6 +24,8 @@ ForwardRequest request_of(const Forward& message) {
   for (std::size_t i = 0; i < 2; ++i) {
     request.points[i] = {0, message.timeline[i], message.number[i]};
   }
+  request.also_behind = message.also_behind;
+  request.also_lost = message.also_lost;
   return request;
 }
 

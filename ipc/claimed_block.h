@@ -31,13 +31,14 @@ class ClaimedBlock : public BlockBehind, private KeptByGraphs {
   }
 
   // Before fill, which cannot fail.
-  void prepare(HeldPlace&& held, int device) {
+  void prepare(Holdings& holdings, Holding&& holding, int device) {
     living_.begin(device);
-    held_ = std::move(held);
+    holding.behind = shared_behind();
+    held_ = {holdings, std::move(holding)};
   }
   void fill(const ExportFacts& facts, const StreamUse& home,
             std::vector<NumberBehind>&& numbers) noexcept {
-    behind().set(std::move(numbers), facts.upstream_lost);
+    behind().set(std::move(numbers), facts.upstream_lost, home);
     key_ = {job().link->producer(), facts.piece.index, facts.piece.generation,
             facts.offset_bytes,     facts.size_bytes,  job().mapping->device()};
     data_ = static_cast<std::byte*>(job().mapping->base()) + facts.offset_bytes;

@@ -12,6 +12,7 @@
 #include "ipc/layout.h"
 #include "ipc/lease_timelines.h"
 #include "ipc/owned_fd.h"
+#include "ipc/process_identity.h"
 
 namespace limbo {
 
@@ -20,17 +21,6 @@ struct ForwarderSigns {
   OwnedFd pidfd;
   OwnedFd life_line;  // the far end
   std::uint32_t life_line_flags = 0;
-};
-
-// A process as its owner knows it. The incarnation is what it says of itself, and anybody can say it:
-// processes list each other's. The rest is the kernel's word.
-struct ProcessIdentity {
-  Incarnation incarnation;
-  std::int64_t pid = 0;       // 0: of another pid namespace
-  std::uint64_t process = 0;  // 0: the kernel has no numbers that are never used again
-
-  [[nodiscard]] bool is_known() const noexcept { return pid != 0 || process != 0; }
-  friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };
 
 struct Forwarder {

@@ -18,6 +18,7 @@
 
 namespace limbo {
 
+class NumbersBehind;
 class ProducerLink;
 
 struct Holding {
@@ -31,6 +32,8 @@ struct Holding {
   ExportTicket ticket;  // of the message that it came by
   // Of this process:
   OwnOpen own;
+  // Of either: of its block, which may stand for further messages too.
+  std::shared_ptr<const NumbersBehind> behind;
 };
 
 // Thread-safe. One relaxed load where nothing is held.

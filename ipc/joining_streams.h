@@ -1,4 +1,4 @@
-// Streams of the library's own on which the numbers of two streams become one, where a send stands
+// Streams of the library's own on which the numbers of several streams become one, where a send stands
 // behind more streams than a descriptor has numbers for. (A wait on one of the program's could
 // deadlock against a timeline.)
 //
@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "allocator/device/device.h"
@@ -32,20 +33,24 @@ class JoiningStreams {
   JoiningStreams(const JoiningStreams&) = delete;
   JoiningStreams& operator=(const JoiningStreams&) = delete;
 
-  // A number behind everything that both streams have queued. Throws kLedgerFull, kDeviceError.
-  [[nodiscard]] TimelinePoint join(StreamRef one, StreamRef other);
+  // Numbers behind everything that the streams have queued, each of which is there once: one of each,
+  // or, where there are more than two, one of the second and one of all others together. Throws
+  // kLedgerFull, kDeviceError.
+  [[nodiscard]] std::array<TimelinePoint, 2> advance(std::span<const StreamRef> streams);
 
  private:
   struct Lane {
     StreamRef stream;
-    std::array<TimelinePoint, 2> waits{};  // the last that may be enqueued there
-    bool taken = false;                    // by a thread that enqueues there just now
+    std::vector<TimelinePoint> waits{};  // the last that may be enqueued there
+    bool taken = false;                  // by a thread that enqueues there just now
   };
   class Taken;
 
-  [[nodiscard]] bool suits(const Lane& lane, const std::array<TimelinePoint, 2>& waits) const;
+  using Waits = std::vector<TimelinePoint>;
+  [[nodiscard]] TimelinePoint join(int device_index, Waits waits);
+  [[nodiscard]] bool suits(const Lane& lane, const Waits& waits) const;
   // The place among the device's.
-  [[nodiscard]] std::size_t take(int device_index, const std::array<TimelinePoint, 2>& waits);
+  [[nodiscard]] std::size_t take(int device_index, Waits&& waits);
 
   Device& device_;
   Timelines& timelines_;

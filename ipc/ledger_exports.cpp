@@ -21,7 +21,7 @@ using protocol::Mistake;
 // connection comes back by another lease, as the same process.
 constexpr std::uint64_t kOwner = 1;
 std::uint64_t name_of(const Lease& lease) {
-  const ProcessIdentity who = lease.peer().identity();
+  const ProcessIdentity& who = lease.peer().identity;
   std::uint64_t name = 0;
   for (const std::uint64_t part : {who.incarnation.high, who.incarnation.low,
                                    static_cast<std::uint64_t>(who.pid), who.process}) {
@@ -194,7 +194,8 @@ Shortage Exports::room_to_forward(const Forwarder* forwarder) const noexcept {
                                                                   : Shortage::kNone;
 }
 
-Shortage Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder) noexcept {
+Shortage Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder,
+                           std::span<const NamedNumber> also, bool lost) noexcept {
   ExportRecord& record = records_[index];
   const ExportRecord& held = records_[from];
   record.forwarder = &forwarder;
@@ -204,7 +205,8 @@ Shortage Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& f
     record.let_go = true;
     set_deadline(index);
   }
-  const Shortage shortage = name_upstream(record, held);
+  if (lost) upstream_.lose(record.upstream);
+  const Shortage shortage = name_upstream(record, held, also);
   ++forwarder.exports;
   ++counts_.forwards;
   forwarder.rows += record.upstream.count;
@@ -215,13 +217,20 @@ Shortage Exports::forwards(std::uint32_t index, std::uint32_t from, Forwarder& f
                                                                       : Shortage::kNone;
 }
 
-Shortage Exports::name_upstream(ExportRecord& record, const ExportRecord& held) noexcept {
+Shortage Exports::name_upstream(ExportRecord& record, const ExportRecord& held,
+                                std::span<const NamedNumber> also) noexcept {
   for (const TimelinePoint& point : held.points) {
     if (point.owner == 0 || point.number == 0) continue;
     const Shortage shortage = upstream_.add(record.upstream, point, *held.forwarder);
     if (shortage != Shortage::kNone) return shortage;
   }
-  return upstream_.add_all(record.upstream, held.upstream);
+  const Shortage shortage = upstream_.add_all(record.upstream, held.upstream);
+  if (shortage != Shortage::kNone) return shortage;
+  for (const NamedNumber& number : also) {
+    const Shortage more = upstream_.add(record.upstream, number.point, *number.forwarder);
+    if (more != Shortage::kNone) return more;
+  }
+  return Shortage::kNone;
 }
 
 // ---- the end --------------------------------------------------------------------------------

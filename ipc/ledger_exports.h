@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -88,9 +89,11 @@ class Exports {
   // Whether one export more may be sent on by `forwarder`; null: by one that has sent nothing on.
   [[nodiscard]] Shortage room_to_forward(const Forwarder* forwarder) const noexcept;
   // An export was reserved for `forwarder`, of the block of another one, whose owner may have let go.
-  // Where there is no room for what it has to say: cancel it.
-  [[nodiscard]] Shortage forwards(std::uint32_t index, std::uint32_t from,
-                                  Forwarder& forwarder) noexcept;
+  // It is behind what that one is, and behind `also`; `lost`: and behind what will never come. Where
+  // there is no room for what it has to say: cancel it.
+  [[nodiscard]] Shortage forwards(std::uint32_t index, std::uint32_t from, Forwarder& forwarder,
+                                  std::span<const NamedNumber> also = {},
+                                  bool lost = false) noexcept;
 
   // ---- the end ----------------------------------------------------------------------------
   // The block's owner has freed it.
@@ -160,7 +163,8 @@ class Exports {
   [[nodiscard]] std::optional<std::uint32_t> take_slot();
   void take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept;
   void take_off_one(std::uint32_t index) noexcept;
-  [[nodiscard]] Shortage name_upstream(ExportRecord& record, const ExportRecord& held) noexcept;
+  [[nodiscard]] Shortage name_upstream(ExportRecord& record, const ExportRecord& held,
+                                       std::span<const NamedNumber> also) noexcept;
   void take_out(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;
   void changed(std::uint32_t index) noexcept;

@@ -50,7 +50,7 @@ std::chrono::milliseconds default_message_time_limit() {
   return std::chrono::milliseconds(kTimeLimit.value());
 }
 
-std::int64_t scans_per_second() {
+std::int64_t scans_per_second_from_options() {
   return kScans.value();
 }
 

@@ -29,6 +29,6 @@ inline constexpr Capacities kMostCapacities{
 [[nodiscard]] std::chrono::milliseconds default_message_time_limit();
 
 // Option ledger_scans_per_second: how many groups of 512 claims of one consumer are scanned.
-[[nodiscard]] std::int64_t scans_per_second();
+[[nodiscard]] std::int64_t scans_per_second_from_options();
 
 }  // namespace limbo

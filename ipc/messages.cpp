@@ -5,6 +5,7 @@
 
 #include "ipc/byte_fields.h"
 #include "ipc/life_line.h"
+#include "ipc/protocol/upstream.h"
 
 namespace limbo {
 namespace {
@@ -19,7 +20,6 @@ struct Shape {
 constexpr std::size_t kHelloBytes = 4 + 16 + 4;
 constexpr std::size_t kWelcomeBytes = 4 + 16 + 4 + 16;
 constexpr std::size_t kDeclineBytes = 4 + 8;
-constexpr std::size_t kForwardBytes = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 8 + 2 * (4 + 8);
 constexpr std::size_t kForwardedBytes = 8 + 4 + 8;
 constexpr std::size_t kAskTimelinesBytes = 8 + 4;
 constexpr std::size_t kGivenTimelinesBytes = 8 + 4;
@@ -45,7 +45,7 @@ Shape shape_of(std::uint16_t type) noexcept {
     case MessageType::kLostContext:
       return {"lost context", 0, 0, true};
     case MessageType::kForward:
-      return {"forward", kForwardBytes, Forward::kDescriptors, true};
+      return {"forward", std::nullopt, Forward::kDescriptors, true};
     case MessageType::kMemory:
       return {"memory", {}, 0, false};
     case MessageType::kTimeline:
@@ -179,6 +179,13 @@ MessageBytes encode(const Forward& message) {
   for (std::size_t i = 0; i < 2; ++i) {
     out.number(message.timeline[i]);
     out.number(message.number[i]);
+  }
+  out.number(static_cast<std::uint16_t>(message.also_lost ? 1 : 0));
+  out.number(static_cast<std::uint16_t>(message.also_behind.size()));
+  for (const TimelinePoint& point : message.also_behind) {
+    out.number(point.owner);
+    out.number(point.index);
+    out.number(point.number);
   }
   return finish(std::move(out));
 }
@@ -325,6 +332,16 @@ bool decode(std::span<const std::byte> bytes, Forward& message) {
   for (std::size_t i = 0; i < 2; ++i) {
     message.timeline[i] = in.number<std::uint32_t>();
     message.number[i] = in.number<std::uint64_t>();
+  }
+  const auto lost = in.number<std::uint16_t>();
+  const auto count = in.number<std::uint16_t>();
+  if (lost > 1 || count > protocol::kMostUpstream) return false;
+  message.also_lost = lost == 1;
+  message.also_behind.resize(count);
+  for (TimelinePoint& point : message.also_behind) {
+    point.owner = in.number<std::uint32_t>();
+    point.index = in.number<std::uint32_t>();
+    point.number = in.number<std::uint64_t>();
   }
   return in.finished() && can_be(message.export_index, message.generation);
 }

@@ -25,7 +25,7 @@
 
 namespace limbo {
 
-inline constexpr std::uint16_t kMessageVersion = 3;
+inline constexpr std::uint16_t kMessageVersion = 4;
 inline constexpr std::size_t kMaxMessageBytes = 4096;
 inline constexpr std::size_t kMessageHeaderBytes = 8;
 
@@ -103,6 +103,11 @@ struct Forward {
   // Of the consumer's own timelines; number 0: none.
   std::uint32_t timeline[2] = {};
   std::uint64_t number[2] = {};
+  // What the memory is behind beside that, by further messages: numbers of any lease's timelines (how
+  // many, 16 bits; then each), at most protocol::kMostUpstream, and whether (16 bits, 0 or 1) anything
+  // will never come.
+  std::vector<TimelinePoint> also_behind{};
+  bool also_lost = false;
 };
 
 struct Forwarded {

@@ -28,17 +28,23 @@ class OwnBlock : public BlockBehind, private KeptByGraphs {
   }
 
   // Before fill, which cannot fail.
-  void prepare(const OwnOpen& own, const std::optional<StreamUse>& receiving) {
+  // `received_on`: and `beside_home`, where that is not the home stream.
+  void prepare(const OwnOpen& own, StreamRef received_on,
+               const std::optional<StreamUse>& beside_home) {
     ending().own = own;
-    if (receiving) ending().streams.push_back(*receiving);
+    if (beside_home) ending().streams.push_back(*beside_home);
     std::vector<NumberBehind> numbers;
     for (const ForwardersNumber& number : own.behind) {
-      numbers.push_back({.point = number.point, .foreign = number.timelines});
+      numbers.push_back(
+          {.point = number.point, .foreign = number.timelines, .signs = number.signs});
     }
-    behind().set(std::move(numbers), own.upstream_lost);
+    behind().set(std::move(numbers), own.upstream_lost, {received_on, 0});
     living_.begin(own.block.stream.device);
   }
-  void hold(HeldPlace&& held) noexcept { held_ = std::move(held); }
+  void hold(Holdings& holdings, Holding&& holding) {
+    holding.behind = shared_behind();
+    held_ = {holdings, std::move(holding)};
+  }
   void fill(const OwnOpen& own, const Descriptor& descriptor) noexcept {
     home_ = own.block.stream;
     data_ = static_cast<std::byte*>(own.block.piece_base) + own.offset_bytes;
@@ -288,16 +294,17 @@ std::unique_ptr<ReceivedBlock> open_own_block(const Descriptor& descriptor,
     refuse_captured_receiver(device, stream);
     producer.wait_own(stream, own);
   }
-  block->prepare(own, used);
-  block->hold({opens.holdings(),
-               {.data = static_cast<const std::byte*>(own.block.piece_base) + own.offset_bytes,
-                .size_bytes = own.size_bytes,
-                .received_on = stream,
-                .stream_id = 0,
-                .link = nullptr,
-                .claim = {},
-                .ticket = {},
-                .own = own}});
+  block->prepare(own, stream, used);
+  block->hold(opens.holdings(),
+              {.data = static_cast<const std::byte*>(own.block.piece_base) + own.offset_bytes,
+               .size_bytes = own.size_bytes,
+               .received_on = stream,
+               .stream_id = 0,
+               .link = nullptr,
+               .claim = {},
+               .ticket = {},
+               .own = own,
+               .behind = nullptr});
   guard.disarm();
   block->fill(own, descriptor);
   counts.receives.fetch_add(1, std::memory_order_relaxed);

@@ -43,6 +43,13 @@ Capacities checked(const Capacities& capacities) {
   return capacities;
 }
 
+SendingStreams streams_of(StreamRef current, StreamRef home) {
+  SendingStreams behind;
+  behind.add(protocol::makes(protocol::Mistake::kHomeStreamOnly) ? home : current);
+  behind.add(home);
+  return behind;
+}
+
 }  // namespace
 
 protocol::ExportFields fields_of(const ExportTicket& ticket,
@@ -97,7 +104,7 @@ void throw_refused(ClaimVerdict verdict) {
 }
 
 Producer::Impl::Impl(Device& its_device, Allocator& its_allocator, Incarnation its_incarnation,
-                     Capacities its_capacities)
+                     Capacities its_capacities, std::int64_t scans_per_second)
     : device(its_device),
       allocator(its_allocator),
       incarnation(its_incarnation),
@@ -109,7 +116,7 @@ Producer::Impl::Impl(Device& its_device, Allocator& its_allocator, Incarnation i
       joining(its_device, timelines),
       exports(ledger),
       pieces(ledger),
-      row_scans_per_second(scans_per_second()) {
+      row_scans_per_second(scans_per_second) {
   LedgerHeader& header = ledger.header();
   header.version.store(kLedgerVersion, std::memory_order_relaxed);
   header.incarnation_high.store(incarnation.high, std::memory_order_relaxed);
@@ -130,8 +137,8 @@ Producer::Impl::~Impl() {
 }
 
 Producer::Producer(Device& device, Allocator& allocator, Incarnation incarnation,
-                   Capacities capacities)
-    : impl_(std::make_unique<Impl>(device, allocator, incarnation, capacities)) {}
+                   Capacities capacities, std::int64_t scans_per_second)
+    : impl_(std::make_unique<Impl>(device, allocator, incarnation, capacities, scans_per_second)) {}
 
 Producer::~Producer() = default;
 
@@ -238,7 +245,7 @@ ExportTicket Producer::share(const void* data, std::size_t size_bytes,
   // One look at the address; refused where it is no block's that can be lent.
   const BlockView block = impl.allocator.pin(data);
   return impl.share_pinned(data, size_bytes, options, block,
-                           {options.current_stream, block.stream});
+                           streams_of(options.current_stream, block.stream));
 }
 
 void Producer::pin_own(const OwnOpen& own) {
@@ -246,11 +253,14 @@ void Producer::pin_own(const OwnOpen& own) {
 }
 
 ExportTicket Producer::share_received(const OwnOpen& own, const void* data, std::size_t size_bytes,
-                                      const ShareOptions& options, StreamRef received_on) {
+                                      const ShareOptions& options, StreamRef received_on,
+                                      std::span<const StreamUse> also_on) {
   Impl& impl = *impl_;
-  SendingStreams behind(options.current_stream, own.block.stream);
-  behind.add(received_on);
+  SendingStreams behind;
   try {
+    behind = streams_of(options.current_stream, own.block.stream);
+    behind.add(received_on);
+    for (const StreamUse& use : also_on) behind.add(use.stream);
     impl.check_request(data, size_bytes, options);
   } catch (...) {
     impl.allocator.unpin(own.block.block);
@@ -310,20 +320,13 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
   return ticket;
 }
 
-// One number on each stream. A descriptor has room for two; of three, two are joined. Whether one is
-// being captured is asked here, where no capture begins between the answer and the number.
+// Whether one of the streams is being captured is asked here, where no capture begins between the answer
+// and the number.
 void Producer::Impl::enqueue_numbers(ExportRecord& record, const SendingStreams& behind) {
   const StreamQuestion question(device, StreamQuestion::Patient{});
   refuse_captured(behind);
-  const std::span<const StreamRef> streams = behind.all();
-  if (streams.size() <= 2) {
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      record.points[i] = timelines.advance(streams[i]);
-    }
-  } else {
-    record.points[0] = joining.join(streams[0], streams[2]);
-    record.points[1] = timelines.advance(streams[1]);
-  }
+  const std::array<TimelinePoint, 2> numbers = joining.advance(behind.all());
+  std::copy(numbers.begin(), numbers.end(), std::begin(record.points));
   std::copy(std::begin(record.points), std::end(record.points), std::begin(record.own));
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,11 @@
 #include "allocator/lending.h"
 #include "ipc/forwarders.h"
 #include "ipc/layout.h"
+#include "ipc/ledger_options.h"
+#include "ipc/process_identity.h"
 #include "ipc/protocol/claim.h"
 #include "ipc/sharing.h"
+#include "ipc/stream_use.h"
 
 namespace limbo {
 
@@ -39,12 +43,8 @@ struct ExportTicket {
 // Who connects, as the channel knows it. The producer takes no ownership of descriptors: whoever
 // watches them (the reaper) reports with lease_gone and lease_quiet.
 struct LeasePeer {
-  Incarnation incarnation;  // its own word
-  std::int64_t pid = 0;     // the kernel's; 0 where it is of another pid namespace
+  ProcessIdentity identity;
   bool late_life_line = false;
-  std::uint64_t process = 0;  // the kernel's number for it, no other process's ever; 0: it has none
-
-  [[nodiscard]] ProcessIdentity identity() const noexcept { return {incarnation, pid, process}; }
 };
 
 // What a consumer is handed. The descriptors stay the producer's; the channel sends duplicates.
@@ -66,6 +66,10 @@ struct ForwardRequest {
   std::uint32_t consumers = 1;
   std::chrono::milliseconds time_limit{0};  // as it wishes: that of what it holds, at most, is kept
   TimelinePoint points[2];                  // of its own timelines
+  // What the memory is behind beside that, where it came by further messages, which the asker may have
+  // given back: numbers of forwarders that have not come, and whether anything will never come.
+  std::vector<TimelinePoint> also_behind;
+  bool also_lost = false;
 };
 
 // A block of this process, opened in this process.
@@ -78,9 +82,6 @@ struct OwnOpen {
       forwarder;                         // whose numbers these are, if a consumer has sent it on
   std::vector<ForwardersNumber> behind;  // those, and what was on its way before it was sent on
   bool upstream_lost = false;            // or will never come
-
-  // Whether a forwarder has died, or lost its context, before one of them came.
-  [[nodiscard]] bool ended_early() const noexcept;
 };
 
 // What somebody is told whose claim does not stand: throws kGone, kWithdrawn or kExpired.
@@ -93,9 +94,11 @@ class Producer : public Lender {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Makes the memfds; registers the timelines with the device at the first share. Throws
-  // kBadArgument for capacities that the tables cannot have.
-  Producer(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities);
+  // Makes the memfds; registers the timelines with the device at the first share. `scans_per_second`:
+  // how many groups of one row are scanned at most. Throws kBadArgument for capacities that the tables
+  // cannot have.
+  Producer(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities,
+           std::int64_t scans_per_second = scans_per_second_from_options());
   // Gives up every export and unpins its block: only where nobody can be reading any more. A
   // process keeps its producer for ever.
   ~Producer() override;
@@ -110,10 +113,11 @@ class Producer : public Lender {
   void pin_own(const OwnOpen& own);
   // The same for a received block of this process itself, whether its owner has freed it meanwhile or
   // not. pin_own was called for it, and that pin is taken over. `received_on`: the stream that
-  // received it.
+  // received it; `also_on`: those that have received it by further messages.
   [[nodiscard]] ExportTicket share_received(const OwnOpen& own, const void* data,
                                             std::size_t size_bytes, const ShareOptions& options,
-                                            StreamRef received_on);
+                                            StreamRef received_on,
+                                            std::span<const StreamUse> also_on = {});
   // False when the export is over already, or another generation.
   bool withdraw(std::uint32_t export_index, std::uint64_t generation);
 
@@ -150,7 +154,8 @@ class Producer : public Lender {
   // ---- forwarding (producer_forward.cpp; the table is in protocol/forward.h) ---------------
   // On the reaper; makes no device call: pins that fall due meanwhile wait for the next collect. The
   // descriptors are the asker's and stay the caller's. Throws kGone (the asker does not hold it),
-  // kWithdrawn, kExpired, kLedgerFull, kBadArgument.
+  // kWithdrawn, kExpired, kLedgerFull, kBadArgument; kNotAvailableYet where what it is also behind has
+  // come or ended meanwhile: it is to look, and to ask again.
   [[nodiscard]] protocol::ClaimTarget forward(std::uint32_t lease_number,
                                               const ForwardRequest& request, int pidfd,
                                               int life_line, std::uint32_t life_line_flags);

@@ -38,6 +38,16 @@ void check(const ForwardRequest& request, const Capacities& capacities) {
     throw Error(ErrorCode::kBadArgument, "It names timeline " + std::to_string(point.index) +
                                              " of " + std::to_string(capacities.timelines) + ".");
   }
+  const bool others = request.also_behind.size() <= protocol::kMostUpstream &&
+                      std::all_of(request.also_behind.begin(), request.also_behind.end(),
+                                  [&](const TimelinePoint& point) {
+                                    return point.owner != 0 && point.index < capacities.timelines &&
+                                           point.number != 0 &&
+                                           point.number <= protocol::kTimelineEnded;
+                                  });
+  if (!others) {
+    throw Error(ErrorCode::kBadArgument, "What it says that it is behind cannot be.");
+  }
 }
 
 [[noreturn]] void throw_not_forwarded(ClaimVerdict verdict) {
@@ -99,7 +109,7 @@ bool can_drop(const Forwarder& forwarder) {
 // the forwarder has ended.
 bool is_of(const Lease* lease, const Forwarder& forwarder) {
   if (lease == nullptr) return false;
-  const ProcessIdentity identity = lease->peer().identity();
+  const ProcessIdentity& identity = lease->peer().identity;
   if (identity != forwarder.identity || !identity.is_known()) return false;
   return identity.process != 0 || !is_readable(forwarder.signs->pidfd.get());
 }
@@ -119,8 +129,27 @@ Forwarder* Producer::Impl::find_forwarder(std::uint32_t lease_number) {
   return found == forwarders.end() ? nullptr : &*found;
 }
 
+// Whoever has received a message keeps its claim, in the order of its stream, until everything that it is
+// behind has come or ended; so what is still to come is named by that message's export.
+void Producer::Impl::find_named(const ForwardRequest& request, std::vector<NamedNumber>& also) {
+  for (const TimelinePoint& point : request.also_behind) {
+    Forwarder* forwarder = find_forwarder(point.owner - 1);
+    const bool is_known =
+        forwarder != nullptr &&
+        (forwarder->named > 0 ||
+         forwarder->timelines->arrival(point.index, point.number) != protocol::Arrival::kPending);
+    if (!is_known) {
+      throw Error(ErrorCode::kNotAvailableYet,
+                  "What the memory was said to be behind has come meanwhile, or has ended.",
+                  "Ask again.");
+    }
+    also.push_back({point, forwarder});
+  }
+}
+
 std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardRequest& request,
-                                      Promise promise, std::list<Forwarder>& spare) {
+                                      Promise promise, std::list<Forwarder>& spare,
+                                      std::vector<NamedNumber>& also) {
   // Before the verdict: a pass may end the export that is held, and what it was made of goes with it.
   if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
   Lease* lease = find_lease(lease_number);
@@ -137,6 +166,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     throw Error(ErrorCode::kBadArgument,
                 "The range to be sent on does not lie in the one that was received.");
   }
+  find_named(request, also);
   Forwarder* forwarder = find_forwarder(lease_number);
   if (const Shortage shortage = exports.room_to_forward(forwarder); shortage != Shortage::kNone) {
     throw_no_room(shortage, capacities);
@@ -167,7 +197,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     forwarders.splice(forwarders.end(), spare);
     forwarder = &forwarders.back();
     forwarder->lease_number = lease_number;
-    forwarder->identity = lease->peer().identity();
+    forwarder->identity = lease->peer().identity;
     forwarder->timelines = lease->timelines();
   } else if (forwarder->named == 0) {
     forwarder->signs = std::move(spare.front().signs);
@@ -178,7 +208,8 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     exports.cancel_later(*index);
     throw;
   }
-  if (const Shortage shortage = exports.forwards(*index, request.held.export_index, *forwarder);
+  if (const Shortage shortage =
+          exports.forwards(*index, request.held.export_index, *forwarder, also, request.also_lost);
       shortage != Shortage::kNone) {
     exports.cancel_later(*index);
     throw_no_room(shortage, capacities);
@@ -220,11 +251,13 @@ protocol::ClaimTarget Producer::forward(std::uint32_t lease_number, const Forwar
   std::list<Forwarder> spare(1);
   spare.front().signs = signs;
   Promise promise(request.consumers);
+  std::vector<NamedNumber> also;
+  also.reserve(request.also_behind.size());
   protocol::ClaimTarget made;
   {
     Impl::Hold hold(impl);
     try {
-      made.export_index = impl.forward(lease_number, request, std::move(promise), spare);
+      made.export_index = impl.forward(lease_number, request, std::move(promise), spare, also);
       made.generation = impl.exports.record(made.export_index).generation;
     } catch (...) {
       hold.leave_unpins_to_the_next();
@@ -334,13 +367,6 @@ void Producer::wait_own(StreamRef stream, const OwnOpen& own) {
       own.forwarder->wait(stream, point.index, point.number);
     }
   }
-}
-
-bool OwnOpen::ended_early() const noexcept {
-  return upstream_lost ||
-         std::any_of(behind.begin(), behind.end(), [](const ForwardersNumber& number) {
-           return number.timelines->ended_before(number.point.index, number.point.number);
-         });
 }
 
 std::vector<ForwardersNumber> Producer::Impl::numbers_behind(std::uint32_t index) {

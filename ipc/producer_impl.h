@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <list>
 #include <memory>
@@ -17,39 +16,16 @@
 #include "ipc/pieces.h"
 #include "ipc/producer.h"
 #include "ipc/protocol/note.h"
+#include "ipc/sending_streams.h"
 #include "ipc/shared_memory.h"
 #include "ipc/timelines.h"
 #include "ipc/views.h"
 
 namespace limbo {
 
-// The streams that a send stands behind, each once: that of the sending thread, and the block's
-// home; for memory that was received, the one that received it as well (it has waited for all
-// earlier work on it).
-class SendingStreams {
- public:
-  SendingStreams(StreamRef current, StreamRef home) {
-    add(protocol::makes(protocol::Mistake::kHomeStreamOnly) ? home : current);
-    add(home);
-  }
-  void add(StreamRef stream) {
-    if (std::find(streams_.begin(), streams_.begin() + count_, stream) !=
-        streams_.begin() + count_) {
-      return;
-    }
-    streams_[static_cast<std::size_t>(count_++)] = stream;
-  }
-  [[nodiscard]] std::span<const StreamRef> all() const noexcept {
-    return {streams_.data(), static_cast<std::size_t>(count_)};
-  }
-
- private:
-  std::array<StreamRef, 3> streams_;
-  std::ptrdiff_t count_ = 0;
-};
-
 struct Producer::Impl {
-  Impl(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities);
+  Impl(Device& device, Allocator& allocator, Incarnation incarnation, Capacities capacities,
+       std::int64_t scans_per_second);
   ~Impl();
 
   // Holds the collect lock while it lives. Leaving runs the passes that others have asked for,
@@ -87,8 +63,11 @@ struct Producer::Impl {
   // Nobody but a forwarder that will not name them knows of these.
   void withdraw_unheard(Forwarder& forwarder);
   // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
+  // `also`: room for what the request names.
   std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request, Promise promise,
-                        std::list<Forwarder>& spare);
+                        std::list<Forwarder>& spare, std::vector<NamedNumber>& also);
+  // Finds the forwarders of what a request names.
+  void find_named(const ForwardRequest& request, std::vector<NamedNumber>& also);
   // All numbers of forwarders that an export is behind, whether they have come or not.
   [[nodiscard]] std::vector<ForwardersNumber> numbers_behind(std::uint32_t index);
   [[nodiscard]] std::uint64_t wanted_back_bytes(const Lease& lease, int device_index) const;

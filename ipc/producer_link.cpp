@@ -54,6 +54,7 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
       own_timelines_(device, capacities_.timelines,
                      map("limbo-own-timelines", hands.own_timelines, timelines_bytes(capacities_),
                          ReceiverMay::kWrite)),
+      joining_(device, own_timelines_),
       requests_(socket_),
       told_life_line_flags_(hands.told_life_line_flags),
       watched_pidfd_(std::move(hands.pidfd)),

@@ -3,11 +3,13 @@
 // dead (or the connection is lost) and nothing of it is held or landing any more.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "allocator/device/device.h"
 #include "ipc/connection.h"
@@ -15,6 +17,7 @@
 #include "ipc/foreign_timelines.h"
 #include "ipc/handshake.h"
 #include "ipc/import_cache.h"
+#include "ipc/joining_streams.h"
 #include "ipc/lease_watch.h"
 #include "ipc/owner_requests.h"
 #include "ipc/producer.h"
@@ -22,6 +25,8 @@
 #include "ipc/timelines.h"
 
 namespace limbo {
+
+class NumbersBehind;
 
 // A number that a message is behind, and the words in which it shows where its owner is another
 // consumer that has sent the message on.
@@ -77,15 +82,16 @@ class ProducerLink {
 
   // ---- sending on ----------------------------------------------------------------------------
 
-  // The next number of this process's own timelines for this producer, behind what `stream` has
-  // queued. Throws kLedgerFull, kDeviceError.
-  [[nodiscard]] TimelinePoint advance(StreamRef stream);
+  // The next numbers of this process's own timelines for this producer, behind what the streams have
+  // queued, as JoiningStreams has them. Throws kLedgerFull, kDeviceError.
+  [[nodiscard]] std::array<TimelinePoint, 2> advance(std::span<const StreamRef> streams);
   // Whether the streams have got to all numbers that were taken.
   [[nodiscard]] bool own_numbers_landed() { return own_timelines_.all_reached(); }
-  // A new export of what this process holds by the message of `held`; what its descriptor says. Waits
-  // for the owner's answer, at most a second. Throws kGone, kWithdrawn, kExpired, kLedgerFull,
-  // kNoChannel, kProducerExited.
-  [[nodiscard]] ExportTicket forward(const ForwardRequest& request, const ExportTicket& held);
+  // A new export of what this process holds by the message of `held`; what its descriptor says.
+  // `behind`: of its block. Waits for the owner's answer, at most a second. Throws kGone, kWithdrawn,
+  // kExpired, kLedgerFull, kNoChannel, kProducerExited.
+  [[nodiscard]] ExportTicket forward(const ForwardRequest& request, const ExportTicket& held,
+                                     const NumbersBehind& behind);
 
   // Whether it ever was; and the messages then made name this lease.
   [[nodiscard]] bool has_sent_on() const noexcept { return has_sent_on_.load(); }
@@ -155,6 +161,7 @@ class ProducerLink {
   ConsumerRow row_;
   ImportCache imports_;
   Timelines own_timelines_;
+  JoiningStreams joining_;
   OwnerRequests requests_;
   ForeignTimelinesTable foreign_;
   std::atomic<ServiceThread*> reaper_{nullptr};  // once it watches

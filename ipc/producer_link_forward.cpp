@@ -6,17 +6,19 @@
 #include "allocator/error.h"
 #include "ipc/fail_points.h"
 #include "ipc/messages.h"
+#include "ipc/numbers_behind.h"
 #include "ipc/producer_link.h"
+#include "ipc/protocol/upstream.h"
 
 namespace limbo {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How soon an owner whose table is full is asked again.
+// How soon an owner is asked again that had no room, or knew more than this process did.
 constexpr std::chrono::milliseconds kAskAgain{5};
 
-Forward message_of(const ForwardRequest& request, std::uint64_t number) {
+Forward message_of(const ForwardRequest& request, const AlsoBehind& also, std::uint64_t number) {
   Forward message;
   message.request = number;
   message.slot = request.slot;
@@ -30,7 +32,20 @@ Forward message_of(const ForwardRequest& request, std::uint64_t number) {
     message.timeline[i] = request.points[i].index;
     message.number[i] = request.points[i].number;
   }
+  for (const NumberBehind& behind : also.numbers) message.also_behind.push_back(behind.point);
+  message.also_lost = also.lost;
   return message;
+}
+
+// As things stand now.
+AlsoBehind also_of(const NumbersBehind& behind) {
+  AlsoBehind also = behind.also();
+  if (also.numbers.size() <= protocol::kMostUpstream) return also;
+  throw Error(ErrorCode::kLedgerFull,
+              "The memory is behind " + std::to_string(also.numbers.size()) +
+                  " numbers of earlier senders that have not come; a message may name " +
+                  std::to_string(protocol::kMostUpstream) + ".",
+              "Wait until the work of those who sent it on before is done, or send a clone().");
 }
 
 MessageType type_of(const Packet& answer) {
@@ -66,12 +81,12 @@ Packet ProducerLink::ask(const std::string& what,
   }
 }
 
-TimelinePoint ProducerLink::advance(StreamRef stream) {
+std::array<TimelinePoint, 2> ProducerLink::advance(std::span<const StreamRef> streams) {
   if (told_context_lost_.load()) {
     throw Error(ErrorCode::kDeviceError, "The GPU context of this process is lost.",
                 "Restart the process.");
   }
-  return own_timelines_.advance(stream);
+  return joining_.advance(streams);
 }
 
 // Before anybody else hears of it: what its owner has to believe unheard is withdrawn when this process
@@ -86,12 +101,15 @@ void ProducerLink::say_heard(const ExportTicket& made) {
       "Try again, or send a clone().");
 }
 
-ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTicket& held) {
+ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTicket& held,
+                                   const NumbersBehind& behind) {
   const Clock::time_point until = Clock::now() + kAnswerDeadline;
   LIMBO_FAIL_POINT("sendon.before_ask");
   while (true) {
-    const Packet answer = ask(
-        "send it on", [&](std::uint64_t number) { return encode(message_of(request, number)); });
+    const AlsoBehind also = also_of(behind);
+    const Packet answer = ask("send it on", [&](std::uint64_t number) {
+      return encode(message_of(request, also, number));
+    });
     Forwarded made;
     if (type_of(answer) == MessageType::kForwarded && decode(answer.bytes, made)) {
       has_sent_on_.store(true);
@@ -117,9 +135,12 @@ ExportTicket ProducerLink::forward(const ForwardRequest& request, const ExportTi
       return ticket;
     }
     AskedInVain vain;
-    const bool full = type_of(answer) == MessageType::kAskedInVain && decode(answer.bytes, vain) &&
-                      vain.code == ErrorCode::kLedgerFull && Clock::now() < until;
-    if (!full) throw_refusal(answer);
+    // It is full, or what was named has come since.
+    const bool again =
+        type_of(answer) == MessageType::kAskedInVain && decode(answer.bytes, vain) &&
+        (vain.code == ErrorCode::kLedgerFull || vain.code == ErrorCode::kNotAvailableYet) &&
+        Clock::now() < until;
+    if (!again) throw_refusal(answer);
     std::this_thread::sleep_for(kAskAgain);
   }
 }

@@ -54,8 +54,8 @@ std::vector<Holder> Producer::holders() {
   for (const auto& lease : impl.leases) {
     const LeaseHolding held = held_by(*lease, impl.exports, -1);
     Holder holder;
-    holder.pid = lease->peer().pid;
-    holder.incarnation = to_string(lease->peer().incarnation);
+    holder.pid = lease->peer().identity.pid;
+    holder.incarnation = to_string(lease->peer().identity.incarnation);
     holder.state = lease->gone ? Holder::State::kQuarantine : Holder::State::kConnected;
     holder.why = lease->why;
     holder.claims = held.claims;
@@ -106,7 +106,7 @@ std::string Producer::describe_holders(int device) {
               " that should be returned";
     }
     if (does.empty()) continue;
-    append("process " + std::to_string(lease->peer().pid) + " " + does +
+    append("process " + std::to_string(lease->peer().identity.pid) + " " + does +
            (lease->gone ? " (it has ended; " + lease->why + ")" : ""));
   }
   std::uint64_t unopened = 0;

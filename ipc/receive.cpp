@@ -254,15 +254,16 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
     }
     LIMBO_FAIL_POINT("receive.after_wait");
     block.prepare(
-        {links_.holdings(),
-         {.data = static_cast<const std::byte*>(claimed.mapping().base()) + facts.offset_bytes,
-          .size_bytes = facts.size_bytes,
-          .received_on = home.stream,
-          .stream_id = home.id,
-          .link = link,
-          .claim = claimed.release(),
-          .ticket = ticket,
-          .own = {}}},
+        links_.holdings(),
+        {.data = static_cast<const std::byte*>(claimed.mapping().base()) + facts.offset_bytes,
+         .size_bytes = facts.size_bytes,
+         .received_on = home.stream,
+         .stream_id = home.id,
+         .link = link,
+         .claim = claimed.release(),
+         .ticket = ticket,
+         .own = {},
+         .behind = nullptr},
         device);
     claimed.hand_over(block.job());
     block.fill(facts, home, std::move(behind));

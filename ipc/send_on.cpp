@@ -1,5 +1,8 @@
 #include "ipc/send_on.h"
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <string>
 
 #include "allocator/capture_gate.h"
@@ -8,7 +11,9 @@
 #include "ipc/fail_points.h"
 #include "ipc/incarnation.h"
 #include "ipc/ledger_options.h"
+#include "ipc/numbers_behind.h"
 #include "ipc/producer_link.h"
+#include "ipc/sending_streams.h"
 
 namespace limbo {
 namespace {
@@ -21,15 +26,28 @@ void check_stream(Device& device, StreamRef stream) {
               "Send before the capture begins or after it has ended.");
 }
 
-void check_streams(Device& device, const Holding& held, StreamRef current) {
-  check_stream(device, held.received_on);
-  if (device.stream_id(held.received_on) != held.stream_id) {
-    throw Error(ErrorCode::kNotLendable,
-                "The stream that received this memory is gone, so nothing can be ordered behind "
-                "its work.",
-                "Send a clone() of it.");
+void check_receiver(Device& device, const StreamUse& receiver) {
+  check_stream(device, receiver.stream);
+  if (device.stream_id(receiver.stream) == receiver.id) return;
+  throw Error(ErrorCode::kNotLendable,
+              "The stream that received this memory is gone, so nothing can be ordered behind "
+              "its work.",
+              "Send a clone() of it.");
+}
+
+// Those of this process's own writes, and those that the block had before it came, by whichever of its
+// messages: who received it has waited for them. Checked.
+SendingStreams streams_behind(Device& device, const Holding& held, StreamRef current) {
+  SendingStreams streams;
+  check_stream(device, current);
+  streams.add(current);
+  check_receiver(device, {held.received_on, held.stream_id});
+  streams.add(held.received_on);
+  for (const StreamUse& receiver : held.behind->also().streams) {
+    check_receiver(device, receiver);
+    streams.add(receiver.stream);
   }
-  if (current != held.received_on) check_stream(device, current);
+  return streams;
 }
 
 }  // namespace
@@ -48,15 +66,12 @@ void send_on(Device& device, const Holding& held, const void* data, std::size_t 
   request.size_bytes = size_bytes;
   request.consumers = static_cast<std::uint32_t>(options.consumers);
   request.time_limit = options.time_limit.value_or(default_message_time_limit());
-  // Its own writes, and those that the block had before it came: the stream that received it has
-  // waited for them. Enqueued before anything that names them leaves this process.
+  // Enqueued before anything that names them leaves this process.
   {
     const StreamQuestion question(device, StreamQuestion::Patient{});
-    check_streams(device, held, options.current_stream);
-    request.points[0] = link.advance(options.current_stream);
-    if (options.current_stream != held.received_on) {
-      request.points[1] = link.advance(held.received_on);
-    }
+    const SendingStreams streams = streams_behind(device, held, options.current_stream);
+    const std::array<TimelinePoint, 2> numbers = link.advance(streams.all());
+    std::copy(numbers.begin(), numbers.end(), std::begin(request.points));
   }
   LIMBO_FAIL_POINT("sendon.after_enqueue");
 
@@ -64,7 +79,7 @@ void send_on(Device& device, const Holding& held, const void* data, std::size_t 
   descriptor.producer = link.address().incarnation;
   descriptor.directory = link.address().directory;
   descriptor.socket_name = link.address().socket_name;
-  descriptor.ticket = link.forward(request, held.ticket);
+  descriptor.ticket = link.forward(request, held.ticket, *held.behind);
 }
 
 }  // namespace limbo

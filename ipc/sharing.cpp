@@ -10,6 +10,7 @@
 #include "ipc/fail_points.h"
 #include "ipc/fork_guard.h"
 #include "ipc/life_line.h"
+#include "ipc/numbers_behind.h"
 #include "ipc/send_on.h"
 #include "ipc/sharing_parts.h"
 
@@ -120,14 +121,34 @@ void SharingService::share_own(const void* data, std::size_t size_bytes,
     lend.producer.pin_own(found.own);
   });
   try {
-    descriptor.ticket =
-        held ? lend.producer.share_received(held->own, data, size_bytes, options, held->received_on)
-             : lend.producer.share(data, size_bytes, options);
+    descriptor.ticket = held ? share_received(lend, *held, data, size_bytes, options)
+                             : lend.producer.share(data, size_bytes, options);
   } catch (const Error& failure) {
     if (failure.code() == ErrorCode::kDeviceError) lend.look_for_a_lost_context();
     throw;
   }
   lend.engine.worker.nudge();
+}
+
+// Of a block that is pinned for it, behind whatever messages it came by.
+ExportTicket SharingService::share_received(Lending& lend, Holding& held, const void* data,
+                                            std::size_t size_bytes, const ShareOptions& options) {
+  AlsoBehind also;
+  try {
+    also = held.behind->also();
+    if (also.any) {
+      held.own.behind.clear();
+      held.own.upstream_lost = also.lost;
+      for (const NumberBehind& number : also.numbers) {
+        held.own.behind.push_back({number.point, number.foreign, number.signs});
+      }
+    }
+  } catch (...) {
+    lend.own_opens.give_up(held.own);
+    throw;
+  }
+  return lend.producer.share_received(held.own, data, size_bytes, options, held.received_on,
+                                      also.streams);
 }
 
 void SharingService::take_back(const Descriptor& descriptor) {

@@ -85,12 +85,15 @@ class ReceivedBlock {
   // The producer has died, or one of all who have sent the block on has before its own work was done:
   // the memory stays readable, that work will not come. Whoever has waited for the receiving stream
   // sees it. It stays so, here and where it is sent on, whoever writes the block anew: send a copy.
+  // Where that process lives on without the GPU context of one of its devices, what it had queued on
+  // another one may run still: until it has ended, the memory may change.
   // Throws kForkedChild: a fork child does not see who lives.
   [[nodiscard]] virtual bool orphaned() const = 0;
 
   // `other`, of the same key, brought the same memory and will be given back: orphaned() is true from
-  // here on where either message's would be. Takes no more room the more messages there are. Throws
-  // kForkedChild.
+  // here on where either message's would be, and what is sent on of this block comes behind what both
+  // were behind, with both's marks; so the stream that received `other` has to live for as long as that.
+  // Takes no more room the more messages there are. Throws kForkedChild.
   virtual void came_also_by(const ReceivedBlock& other) = 0;
 
   // The block is also used on `stream`: the release waits for what that has queued by then. A stream

@@ -14,6 +14,8 @@
 namespace limbo {
 
 struct Descriptor;
+struct ExportTicket;
+struct Holding;
 
 class Publications;
 
@@ -70,6 +72,9 @@ class SharingService : public Sharing {
                   Descriptor& descriptor);
   void share_own(const void* data, std::size_t size_bytes, const ShareOptions& options,
                  Descriptor& descriptor);
+  [[nodiscard]] static ExportTicket share_received(Lending& lend, Holding& held, const void* data,
+                                                   std::size_t size_bytes,
+                                                   const ShareOptions& options);
   void take_back(const Descriptor& descriptor);
   void decline(const Descriptor& descriptor) noexcept;
   [[nodiscard]] bool is_of_this_process(const Descriptor& descriptor);

@@ -23,6 +23,12 @@ enum class Shortage {
   kForwards,  // all leases together have as much as they may have
 };
 
+// A number, and whose it is.
+struct NamedNumber {
+  TimelinePoint point;
+  Forwarder* forwarder = nullptr;
+};
+
 class UpstreamNumbers {
  public:
   // As many rows as exports.

@@ -263,9 +263,10 @@ def withdraw(data: bytes | bytearray | memoryview) -> None:
 def is_orphaned(tensor: torch.Tensor) -> bool:
     """Whether the process that lends this tensor has ended or lost its GPU context, or one that has
     sent it on had before its own work on it was done: no work of theirs will come. The tensor stays
-    readable; what it holds may be unfinished. Answers for what the current stream has passed:
-    synchronise it first. False for a tensor that was not received; a ``clone()`` has no mark. Of
-    memory that several messages have brought, any of them can mark it.
+    readable; what it holds may be unfinished. It may also still change, until that process has
+    ended, where it lives on and has lost the context of one of several GPUs. Answers for what the
+    current stream has passed: synchronise it first. False for a tensor that was not received; a
+    ``clone()`` has no mark. Of memory that several messages have brought, any of them can mark it.
 
     Errors: ``bad_argument`` (no tensor), ``forked_child`` (of a received tensor).
     """

@@ -34,6 +34,12 @@ inline ForwardRequest request_for(Input& input, const Message& message, std::uin
       request.held = {input.number<std::uint32_t>(), input.number<std::uint64_t>()};
       break;
     default:
+      request.also_lost = input.below(2) == 1;
+      for (std::size_t named = input.below(66); named > 0; --named) {
+        request.also_behind.push_back({static_cast<std::uint32_t>(input.below(4)),
+                                       static_cast<std::uint32_t>(input.below(5)),
+                                       kNumbers[input.below(std::size(kNumbers))]});
+      }
       break;
   }
   return request;
@@ -55,10 +61,11 @@ inline void World::forward(Input& input, PlayedConsumer& by, const Message& mess
     on.ticket.generation = made.generation;
   } catch (const Error& refused) {
     const ErrorCode code = refused.code();
-    require(code == ErrorCode::kGone || code == ErrorCode::kWithdrawn ||
-                code == ErrorCode::kExpired || code == ErrorCode::kLedgerFull ||
-                (broken && code == ErrorCode::kBadArgument),
-            "what cannot be sent on is refused in one of the ways that are documented");
+    require(
+        code == ErrorCode::kGone || code == ErrorCode::kWithdrawn || code == ErrorCode::kExpired ||
+            code == ErrorCode::kLedgerFull ||
+            (broken && (code == ErrorCode::kBadArgument || code == ErrorCode::kNotAvailableYet)),
+        "what cannot be sent on is refused in one of the ways that are documented");
     return;
   }
   require(broken || producer_->forwarder_files(by.lease()).pidfd.valid(),

@@ -64,7 +64,8 @@ class World {
  public:
   explicit World(std::int64_t scans)
       : scans_per_second_(scans),
-        producer_(make_producer(scans)),
+        producer_(
+            std::make_unique<Producer>(sim(), allocator(), Incarnation{1, 2}, tables(), scans)),
         honest_(std::make_unique<PlayedConsumer>(*producer_, 1)),
         broken_(std::make_unique<PlayedConsumer>(*producer_, 2)) {
     allocator().set_lender(producer_.get());
@@ -81,12 +82,6 @@ class World {
   void end();
 
  private:
-  std::unique_ptr<Producer> make_producer(std::int64_t scans) {
-    set_option("ledger_scans_per_second", scans);
-    auto made = std::make_unique<Producer>(sim(), allocator(), Incarnation{1, 2}, tables());
-    set_option("ledger_scans_per_second", 200'000);
-    return made;
-  }
   Message* pick(Input& input) {
     const std::size_t index = input.number();
     return messages_.empty() ? nullptr : &messages_[index % messages_.size()];

@@ -110,9 +110,9 @@ TEST_F(UpstreamForgotten, WhoeverWaitsForTheSecondLearnsWhatTheFirstHasNotWritte
     ticket.generation = made.generation;
   }
   const OwnOpen own = producer_->open_own(ticket.export_index, ticket.generation);
-  EXPECT_FALSE(own.ended_early());
+  EXPECT_FALSE(ended_early(own));
   EXPECT_TRUE(producer_->complete_waits(first.lease()));
-  EXPECT_TRUE(own.ended_early()) << "the first one's write passes for done";
+  EXPECT_TRUE(ended_early(own)) << "the first one's write passes for done";
   allocator_->unpin(own.block.block);
   for (PlayedConsumer* each : {&first, &second}) each->release_all();
   allocator_->free(data);

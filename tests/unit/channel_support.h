@@ -47,8 +47,8 @@ class FakeKeeper : public LeaseKeeper {
 
   LeaseGrant add_lease(const LeasePeer& peer) override {
     if (refuse_) throw Error(ErrorCode::kLedgerFull, "No lease is left.");
-    process_ = peer.process;
-    note("add " + std::to_string(peer.pid));
+    process_ = peer.identity.process;
+    note("add " + std::to_string(peer.identity.pid));
     return {next_lease_++,    capacities_, ledger_.get(),
             timelines_.get(), row_.get(),  own_timelines_.get()};
   }

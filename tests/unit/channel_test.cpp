@@ -55,8 +55,7 @@ TEST_F(ChannelTest, WelcomesAConsumerAndHandsItTheTables) {
   // Of the process, whatever it says of itself; each has its own.
   const auto number_of = [](pid_t pid) {
     const OwnedFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    const ProcessName name = name_process(pidfd.get(), pid);
-    return name.by_pidfd ? name.number : 0;
+    return identify_process(pidfd.get(), pid).process;
   };
   EXPECT_EQ(keeper().process_, number_of(::getpid()));
   if (number_of(::getpid()) != 0) {

@@ -205,7 +205,7 @@ TEST_F(PendingNumbers, OneLeaseTakesAQuarterOfTheRows) {
 // ---- in whose name ------------------------------------------------------------------------------
 
 TEST_F(ForwardLimits, AnIncarnationThatSomebodyElseSaysTakesNothingBack) {
-  const LeasePeer peer{.incarnation = {7, 4711}, .pid = 21, .process = 1001};
+  const LeasePeer peer{{.incarnation = {7, 4711}, .pid = 21, .process = 1001}};
   const auto lease_of = [&](LeasePeer other) { return producer_->add_lease(other).lease_number; };
   PlayedConsumer asker(*producer_, peer);
   PlayedConsumer third(*producer_);
@@ -213,13 +213,14 @@ TEST_F(ForwardLimits, AnIncarnationThatSomebodyElseSaysTakesNothingBack) {
   ASSERT_EQ(asker.claim(ticket_, &slot), ClaimVerdict::kStands);
   const ExportTicket on = forward(asker, forward_request(ticket_, slot));
   LeasePeer hostile = peer;
-  hostile.pid = 22;
-  hostile.process = 1002;
+  hostile.identity.pid = 22;
+  hostile.identity.process = 1002;
   const std::uint32_t by_its_word = lease_of(hostile);
-  hostile.pid = peer.pid;  // the pid of another process, in another namespace or at another time
+  hostile.identity.pid =
+      peer.identity.pid;  // the pid of another process, in another namespace or at another time
   const std::uint32_t by_its_pid = lease_of(hostile);
   hostile = peer;
-  hostile.incarnation.low += 1;
+  hostile.identity.incarnation.low += 1;
   const std::uint32_t after_exec = lease_of(hostile);
   for (const std::uint32_t lease : {by_its_word, by_its_pid, after_exec}) {
     producer_->take_back(lease, on.export_index, on.generation);

@@ -236,7 +236,7 @@ TEST_F(FullTables, AConsumerMoreThanThereAreDescriptors) {
   struct rlimit none = before;
   none.rlim_cur = 3;  // what is open stays open
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT_ERROR((void)producer_->add_lease({.incarnation = {7, 2}, .pid = 2}), kNoChannel);
+  EXPECT_ERROR((void)producer_->add_lease({{.incarnation = {7, 2}, .pid = 2}}), kNoChannel);
   EXPECT_EQ(first.claim(ticket), ClaimVerdict::kStands);  // whoever is there is served
   first.release_all();
   producer_->collect();

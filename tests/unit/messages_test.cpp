@@ -5,6 +5,7 @@
 #include <random>
 
 #include "ipc/life_line.h"
+#include "ipc/protocol/upstream.h"
 
 namespace limbo {
 namespace {
@@ -63,6 +64,8 @@ TEST(Messages, WhatIsAskedAndAnsweredComesBackAsItWas) {
   forward.timeline[1] = 10;
   forward.number[0] = 11;
   forward.number[1] = 12;
+  forward.also_behind = {{13, 14, 15}, {16, 17, 18}};
+  forward.also_lost = true;
   Forward forward_back;
   EXPECT_EQ(frame_error(encode(forward), 0), "");
   ASSERT_TRUE(decode(encode(forward), forward_back));
@@ -70,6 +73,13 @@ TEST(Messages, WhatIsAskedAndAnsweredComesBackAsItWas) {
   EXPECT_EQ(forward_back.time_limit_ms, 8U);
   EXPECT_EQ(forward_back.timeline[1], 10U);
   EXPECT_EQ(forward_back.number[0], 11U);
+  EXPECT_EQ(forward_back.also_behind, forward.also_behind);
+  EXPECT_TRUE(forward_back.also_lost);
+  forward.also_behind.resize(protocol::kMostUpstream);
+  EXPECT_EQ(frame_error(encode(forward), 0), "");
+  EXPECT_TRUE(decode(encode(forward), forward_back));
+  forward.also_behind.resize(protocol::kMostUpstream + 1);
+  EXPECT_FALSE(decode(encode(forward), forward_back));
 
   Forwarded forwarded_back;
   EXPECT_EQ(frame_error(encode(Forwarded{1, 2, 3}), 0), "");

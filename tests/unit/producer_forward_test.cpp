@@ -349,16 +349,16 @@ TEST_F(ProducerForward, TheOwnerWaitsForAForwardersNumberAndForNoDeadOnes) {
     sim_->record_event(reading, read);
     EXPECT_FALSE(eventually([&] { return sim_->query_event(0, read); }, milliseconds(50)));
     // Its process ends under its own write: the wait is completed without it.
-    EXPECT_FALSE(own.ended_early());
+    EXPECT_FALSE(ended_early(own));
     EXPECT_TRUE(producer_->complete_waits(asker.lease()));
     sim_->synchronize_stream(reading);
     EXPECT_TRUE(sim_->query_event(0, read));
-    EXPECT_TRUE(own.ended_early());
+    EXPECT_TRUE(ended_early(own));
     sim_->destroy_event(0, read);
     sim_->release_hold(writing);
     sim_->synchronize_stream(working);  // a late write sets it back
     EXPECT_TRUE(producer_->complete_waits(asker.lease()));
-    EXPECT_TRUE(own.ended_early());  // it came too late for who was let pass
+    EXPECT_TRUE(ended_early(own));  // it came too late for who was let pass
     allocator_->unpin(own.block.block);
   }
   asker.die();

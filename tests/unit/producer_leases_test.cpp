@@ -235,9 +235,7 @@ TEST_F(ProducerLeases, HostileRowFreesNothingThatOthersHold) {
 
 // One row can make the producer scan only so often; meanwhile nothing closes unseen.
 TEST_F(ProducerLeases, RowWithoutScansLeftHoldsClosingsBack) {
-  set_option("ledger_scans_per_second", 1);
-  make_producer(small_tables());
-  set_option("ledger_scans_per_second", 200'000);
+  make_producer(small_tables(), 1);
   PlayedConsumer busy(*producer_, 1);
   PlayedConsumer other(*producer_, 2);
   std::byte* data = allocate();
@@ -267,7 +265,7 @@ TEST_F(ProducerLeases, AddingALeaseLeavesUnpinsToTheNextHolder) {
   allocator_->free(data);
   set_fail_points("collect.before_unlock=delay:200@1");
   LeaseGrant grant;
-  std::thread reaper([&] { grant = producer_->add_lease({.incarnation = {7, 8}, .pid = 4712}); });
+  std::thread reaper([&] { grant = producer_->add_lease({{.incarnation = {7, 8}, .pid = 4712}}); });
   ASSERT_TRUE(eventually([&] { return fail_point_passed("collect.before_unlock") == 1; }));
   EXPECT_FALSE(producer_->collect());  // asks the reaper, which runs the pass
   reaper.join();

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include "ipc/ledger_options.h"

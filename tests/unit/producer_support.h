@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -40,14 +41,22 @@ inline ForwardRequest forward_request(const ExportTicket& held, std::uint32_t sl
   return request;
 }
 
+// Whether a forwarder has died, or lost its context, before one of the numbers came that it is behind.
+inline bool ended_early(const OwnOpen& own) {
+  return own.upstream_lost ||
+         std::any_of(own.behind.begin(), own.behind.end(), [](const ForwardersNumber& number) {
+           return number.timelines->ended_before(number.point.index, number.point.number);
+         });
+}
+
 // One consumer. Uses the producer's own mapping of its row (a thread sanitizer cannot follow two).
 class PlayedConsumer {
  public:
   PlayedConsumer(Producer& producer, std::int64_t pid = 4711)
-      : PlayedConsumer(producer, LeasePeer{.incarnation = next_incarnation(), .pid = pid}) {}
+      : PlayedConsumer(producer, LeasePeer{{.incarnation = next_incarnation(), .pid = pid}}) {}
   PlayedConsumer(Producer& producer, const LeasePeer& peer)
       : producer_(producer),
-        incarnation_(peer.incarnation),
+        incarnation_(peer.identity.incarnation),
         grant_(producer.add_lease(peer)),
         row_(producer.row_mapping(grant_.lease_number), grant_.capacities),
         ledger_(producer.ledger_mapping(), grant_.capacities) {}
@@ -167,9 +176,10 @@ class ProducerTest : public BalancedTest {
     allocator_ = std::make_unique<Allocator>(*sim_);
     make_producer(small_tables());
   }
-  void make_producer(const Capacities& capacities) {
+  void make_producer(const Capacities& capacities, std::int64_t scans_per_second = 200'000) {
     if (producer_ != nullptr) allocator_->set_lender(nullptr);
-    producer_ = std::make_unique<Producer>(*sim_, *allocator_, Incarnation{1, 2}, capacities);
+    producer_ = std::make_unique<Producer>(*sim_, *allocator_, Incarnation{1, 2}, capacities,
+                                           scans_per_second);
     allocator_->set_lender(producer_.get());
   }
   void TearDown() override {

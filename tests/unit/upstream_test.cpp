@@ -255,7 +255,7 @@ TEST_F(Upstream, WhatWillNeverComeIsOneBit) {
   EXPECT_EQ(word_of(three), lost);
   EXPECT_EQ(word_of(pass_on(second, three, 9)), lost);  // for ever
   const OwnOpen own = producer_->open_own(three.export_index, three.generation);
-  EXPECT_TRUE(own.ended_early());
+  EXPECT_TRUE(ended_early(own));
   allocator_->unpin(own.block.block);
   end({&first, &second, &third});
 }
@@ -354,15 +354,49 @@ TEST_F(Upstream, WhatTheOwnerSendsOnNamesWhatItCameBehind) {
   EXPECT_TRUE(producer_->forwarder_files(first.consumer.lease()).life_line.valid());
   producer_->withdraw(again.export_index, again.generation);
   producer_->collect();
-  EXPECT_FALSE(own.ended_early());
+  EXPECT_FALSE(ended_early(own));
   for (Forwarder* each : {&first, &second}) each->consumer.die();
   producer_->drop_forwarders();
-  EXPECT_TRUE(own.ended_early());
+  EXPECT_TRUE(ended_early(own));
   const ExportTicket late = send();
   EXPECT_EQ(word_of(late), (UpstreamWord{true, 0, 0}));
   producer_->withdraw(late.export_index, late.generation);
   allocator_->unpin(own.block.block);
   producer_->collect();
+}
+
+// Of what it holds, and of what it has given back: nobody but the asker knows that these are one memory.
+TEST_F(Upstream, WhatFurtherMessagesWereBehindIsNamedToo) {
+  Forwarder first(*this), second(*this), asker(*this);
+  const ExportTicket one = pass_on(first, ticket_, 5);
+  (void)pass_on(second, ticket_, 7);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(asker.consumer.claim(one, &slot), ClaimVerdict::kStands);
+  ForwardRequest ask = request_of(one, slot, 9);
+  const std::uint32_t of_first = first.consumer.lease() + 1;
+  const std::uint32_t of_second = second.consumer.lease() + 1;
+  ask.also_behind = {{of_second, 0, 7}, {of_first, 0, 6}};
+  EXPECT_EQ(named_by(sent_on(asker, one, ask)),
+            (std::vector{number_of(second, 7), number_of(first, 6)}));
+  second.value(0).store(7);
+  EXPECT_EQ(named_by(sent_on(asker, one, ask)), (std::vector{number_of(first, 6)}));
+  ask.also_lost = true;
+  EXPECT_EQ(word_of(sent_on(asker, one, ask)), (UpstreamWord{true, 0, 0}));
+  const auto sends = stats().forwards;
+  const auto refused = [&](const std::vector<TimelinePoint>& named) {
+    ask.also_behind = named;
+    EXPECT_ERROR((void)sent_on(asker, one, ask), kBadArgument);
+    producer_->check_invariants();
+  };
+  refused({{0, 0, 7}});
+  refused({{of_first, small_tables().timelines, 7}});
+  refused({{of_first, 0, 0}});
+  refused({{of_first, 0, protocol::kTimelineEnded + 1}});
+  refused(std::vector<TimelinePoint>(protocol::kMostUpstream + 1, {of_first, 0, 6}));
+  ask.also_behind = {{asker.consumer.lease() + 100, 0, 7}};  // one that is over, or was never there
+  EXPECT_ERROR((void)sent_on(asker, one, ask), kNotAvailableYet);
+  EXPECT_EQ(stats().forwards, sends);
+  end({&first, &second, &asker});
 }
 
 TEST_F(Upstream, HostMemoryThatRunsOutLosesNothing) {
