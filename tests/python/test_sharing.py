@@ -9,7 +9,7 @@ import remote
 import sim
 import torch
 import torch_limbo
-from balance import wait_for_empty_limbo
+from balance import wait_for_empty_limbo, wait_until
 from peer import Peer
 from torch_limbo import LimboError, Registry
 
@@ -224,6 +224,8 @@ def test_a_producer_that_has_ended() -> None:
         tensor = torch_limbo.receive(opened)
         producer.kill()
     assert bool((sim.read(tensor) == 8.0).all())
+    # Before that it may be received still: its memory is mapped here.
+    wait_until(lambda: torch_limbo.is_orphaned(tensor), "its producer's end is noticed")
     with pytest.raises(LimboError) as caught:
         torch_limbo.receive(unopened)
     assert caught.value.code == "producer_exited"
