@@ -86,12 +86,12 @@ std::array<TimelinePoint, 2> JoiningStreams::advance(std::span<const StreamRef> 
   }
   Waits waits{timelines_.advance(streams[0])};
   for (const StreamRef stream : streams.subspan(2)) waits.push_back(timelines_.advance(stream));
-  numbers[0] = join(streams[0].device, std::move(waits));
+  numbers[0] = join(streams[0].device, waits);
   numbers[1] = timelines_.advance(streams[1]);
   return numbers;
 }
 
-TimelinePoint JoiningStreams::join(int device_index, Waits waits) {
+TimelinePoint JoiningStreams::join(int device_index, const Waits& waits) {
   const Taken lane(*this, device_index, Waits(waits));
   const StreamRef stream = lane.stream();
   for (const TimelinePoint& wait : waits) timelines_.wait(stream, wait);

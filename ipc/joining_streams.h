@@ -47,7 +47,7 @@ class JoiningStreams {
   class Taken;
 
   using Waits = std::vector<TimelinePoint>;
-  [[nodiscard]] TimelinePoint join(int device_index, Waits waits);
+  [[nodiscard]] TimelinePoint join(int device_index, const Waits& waits);
   [[nodiscard]] bool suits(const Lane& lane, const Waits& waits) const;
   // The place among the device's.
   [[nodiscard]] std::size_t take(int device_index, Waits&& waits);

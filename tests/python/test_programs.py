@@ -141,7 +141,7 @@ def fails(rank: int, tensor: torch.Tensor) -> None:
 
 
 def test_an_error_of_a_spawned_process() -> None:
-    with pytest.raises(mp.ProcessRaisedException, match="LimboError: consumers is 0"):
+    with pytest.raises(mp.ProcessRaisedException, match="LimboError: consumers cannot be 0"):
         mp.spawn(fails, args=(sim.full((1,), 1.0),), nprocs=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import remote
@@ -225,7 +226,7 @@ def test_a_producer_that_has_ended() -> None:
         producer.kill()
     assert bool((sim.read(tensor) == 8.0).all())
     # Before that it may be received still: its memory is mapped here.
-    wait_until(lambda: torch_limbo.is_orphaned(tensor), "its producer's end is noticed")
+    wait_until(partial(torch_limbo.is_orphaned, tensor), "its producer's end is noticed")
     with pytest.raises(LimboError) as caught:
         torch_limbo.receive(unopened)
     assert caught.value.code == "producer_exited"
