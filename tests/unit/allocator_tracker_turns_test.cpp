@@ -232,12 +232,12 @@ TEST_F(AllocatorTrackerTurns, WhoUnpinsDoesNotWaitForASlowTracker) {
 }
 
 // Stands for Python's lock: whoever gathers wants it, and whoever calls the allocator may hold it.
-std::recursive_timed_mutex gatherers_lock;
+std::recursive_mutex gatherers_lock;
 std::atomic<bool> gatherer_got_it{true};
 
 CallContext gather_under_lock() {
-  const std::unique_lock lock(gatherers_lock, kPatience / 10);
-  if (!lock.owns_lock()) gatherer_got_it = false;
+  std::unique_lock lock(gatherers_lock, std::defer_lock);
+  if (!eventually([&] { return lock.try_lock(); }, kPatience / 10)) gatherer_got_it = false;
   return gather_number();
 }
 
