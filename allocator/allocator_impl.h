@@ -4,9 +4,8 @@
 // policy.cpp (how requests are rounded),
 // frees.cpp (frees that the fast way leaves, wrong frees), pins.cpp (pins, limbo), waits.cpp
 // (record_stream and events), pieces.cpp (memory back to the driver), caches.cpp (threads' caches:
-// made, swept, ended), pools.cpp (private pools, routes), checkpoints.cpp, inspection.cpp (statistics, snapshots),
-// history.cpp (its settings),
-// invariants.cpp (what must hold).
+// made, swept, ended), pools.cpp (private pools, routes), checkpoints.cpp, inspection.cpp (statistics,
+// snapshots), history.cpp (its settings), invariants.cpp (what must hold).
 #pragma once
 
 #include <atomic>

@@ -10,11 +10,13 @@
 //
 // Contexts (say, stack traces) are gathered before the heap lock is taken, because gathering may
 // take other locks, Python's included; see TraceCall. For what a tracker itself calls none is
-// gathered: whoever has such a lock may be waiting for the tracker. Trackers are called with no lock held, by one
-// thread at a time: the one that has the *turn*. Whoever comes meanwhile leaves its entries to that
-// one and goes on, as long as few are untold; where there are many, or the other has told a batch
-// already and wants to leave, it waits for the turn itself. So a slow tracker holds back those who
-// call the allocator, none of them for ever, and what is untold is bounded.
+// gathered: whoever has such a lock may be waiting for the tracker.
+//
+// Trackers are called with no lock held, by one thread at a time: the one that has the *turn*.
+// Whoever comes meanwhile leaves its entries to that one and goes on, as long as few are untold; where
+// there are many, or the other has told a batch already and wants to leave, it waits for the turn
+// itself. So a slow tracker holds back those who call the allocator, none of them for ever, and what
+// is untold is bounded; but for unpins, which leave their entries whatever there are.
 #pragma once
 
 #include <atomic>

@@ -320,8 +320,8 @@ ExportTicket Producer::Impl::share_pinned(const void* data, std::size_t size_byt
   return ticket;
 }
 
-// Whether one of the streams is being captured is asked here, where no capture begins between the answer
-// and the number.
+// Whether one of the streams is being captured is asked here, where no capture begins between the
+// answer and the number.
 void Producer::Impl::enqueue_numbers(ExportRecord& record, const SendingStreams& behind) {
   const StreamQuestion question(device, StreamQuestion::Patient{});
   refuse_captured(behind);

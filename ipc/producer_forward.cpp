@@ -129,8 +129,8 @@ Forwarder* Producer::Impl::find_forwarder(std::uint32_t lease_number) {
   return found == forwarders.end() ? nullptr : &*found;
 }
 
-// Whoever has received a message keeps its claim, in the order of its stream, until everything that it is
-// behind has come or ended; so what is still to come is named by that message's export.
+// Whoever has received a message keeps its claim, in the order of its stream, until everything that
+// it is behind has come or ended; so what is still to come is named by that message's export.
 void Producer::Impl::find_named(const ForwardRequest& request, std::vector<NamedNumber>& also) {
   for (const TimelinePoint& point : request.also_behind) {
     Forwarder* forwarder = find_forwarder(point.owner - 1);

@@ -12,12 +12,14 @@
 // |            |      |      |                               |         | what it has not sent on     |
 // |            |      |      |                               |         | since then expires          |
 //
-// The new export lasts, unopened, as long as the asker wishes, and as the one that it holds at most: the
-// owner has agreed to no more, and the asker may be dead by then.
+// The new export lasts, unopened, as long as the asker wishes, and as the one that it holds at most:
+// the owner has agreed to no more, and the asker may be dead by then.
 //
 // Steps of the owner, all under the collect lock: may_forward; a slot; a pin more on the block,
-// which the asker's export still pins; what has not come yet (upstream.h); OPEN. Nothing here unpins
-// or calls back: a forward that fails behind its pin hangs it on the chain of exports that are over.
+// which the asker's export still pins; what has not come yet (upstream.h), of the export that is held
+// and of what the asker names beside it, where an export of the owner's names that forwarder still;
+// OPEN. Nothing here unpins or calls back: a forward that fails behind its pin hangs it on the chain of
+// exports that are over.
 #pragma once
 
 #include <cstdint>
