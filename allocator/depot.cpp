@@ -20,12 +20,12 @@ bool StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
   std::atomic<std::uint64_t>& used = used_[size_class / 64];
   const std::uint64_t bit = std::uint64_t{1} << (size_class % 64);
   Bin& bin = bins_[size_class];
+  chain.head->chain_count = static_cast<std::uint16_t>(chain.count);  // on the line of next_chain
   const Locked locked(bin);
   // Under the lock: take_all, which takes the bit away first, sees the chain or leaves the bit.
   if ((used.load(std::memory_order_relaxed) & bit) == 0) {
     used.fetch_or(bit, std::memory_order_relaxed);
   }
-  chain.head->chain_count = static_cast<std::uint16_t>(chain.count);
   chain.head->next_chain = bin.first.load(std::memory_order_relaxed);
   bin.first.store(chain.head, std::memory_order_relaxed);
   return true;
@@ -33,13 +33,19 @@ bool StreamDepot::put(std::size_t size_class, const Chain& chain) noexcept {
 
 Chain StreamDepot::take(std::size_t size_class) noexcept {
   Bin& bin = bins_[size_class];
-  if (bin.first.load(std::memory_order_relaxed) == nullptr) return {};
-  const Locked locked(bin);
   Block* first = bin.first.load(std::memory_order_relaxed);
   if (first == nullptr) return {};
-  bin.first.store(first->next_chain, std::memory_order_relaxed);
-  room_.release(first->chain_count * class_size(size_class));
-  return {first, first->chain_count};
+  // What another processor has written last is fetched before the lock is held, or behind it.
+  __builtin_prefetch(&first->next_chain);
+  {
+    const Locked locked(bin);
+    first = bin.first.load(std::memory_order_relaxed);
+    if (first == nullptr) return {};
+    bin.first.store(first->next_chain, std::memory_order_relaxed);
+  }
+  const Chain chain{first, first->chain_count};
+  room_.release(chain.count * class_size(size_class));
+  return chain;
 }
 
 void StreamDepot::take_all(ChainList& chains) noexcept {
