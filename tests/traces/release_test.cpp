@@ -17,10 +17,7 @@ using ReleaseWithoutDirty = ProducerTest;
 // Released by the host, the block comes back at the next collect and not only when memory runs out.
 TEST_F(ReleaseWithoutDirty, AHostsReleaseIsSeenByTheNextCollect) {
   PlayedConsumer consumer(*producer_);
-  std::byte* data = allocate();
-  const ExportTicket ticket = share(data);
-  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-  allocator_->free(data);
+  const ExportTicket ticket = left_to(consumer);
   producer_->collect();
   ASSERT_EQ(stats().held_claims, 1U);
   consumer.release(ticket);

@@ -26,10 +26,7 @@ class ProducerCollect : public ProducerTest {
 
 TEST_F(ProducerCollect, BlockComesBackAfterFreeAndRelease) {
   PlayedConsumer consumer(*producer_);
-  std::byte* data = allocate();
-  const ExportTicket ticket = share(data);
-  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-  allocator_->free(data);
+  const ExportTicket ticket = left_to(consumer);
   EXPECT_FALSE(producer_->collect() && limbo_blocks() == 0);
   EXPECT_EQ(stats().held_claims, 1U);
   EXPECT_EQ(limbo_blocks(), 1);
@@ -59,10 +56,7 @@ TEST_F(ProducerCollect, ReleaseIsSeenWhenTheConsumersStreamHasPassedIt) {
   PlayedConsumer consumer(*producer_);
   sim_->register_host_memory(consumer.host_memory());
   const StreamRef stream{0, sim_->create_stream(0)};
-  std::byte* data = allocate();
-  const ExportTicket ticket = share(data);
-  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-  allocator_->free(data);
+  const ExportTicket ticket = left_to(consumer);
   const SimHold hold = sim_->hold_stream(stream);
   consumer.release_on(*sim_, stream, ticket);
   producer_->collect();
@@ -97,10 +91,7 @@ TEST_F(ProducerCollect, OneMessageOpenedByManyWhileItsOwnerHoldsIt) {
 // Nor does it undo pins, which may wait for the device.
 TEST_F(ProducerCollect, WhoAsksAgainAndAgainDoesNotKeepTheReaper) {
   PlayedConsumer consumer(*producer_);
-  std::byte* data = allocate();
-  const ExportTicket ticket = share(data);
-  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-  allocator_->free(data);
+  const ExportTicket ticket = left_to(consumer);
   producer_->collect();
   consumer.release(ticket);
   int asked = 0;
@@ -168,10 +159,7 @@ TEST_F(ProducerCollect, MessageOpenedTwiceUsesUpItsOwnPromiseOnly) {
 TEST_F(ProducerCollect, SecondCollectMakesTheFirstLookAgain) {
   for (const char* point : {"collect.after_note", "collect.before_unlock"}) {
     PlayedConsumer consumer(*producer_);
-    std::byte* data = allocate();
-    const ExportTicket ticket = share(data);
-    ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-    allocator_->free(data);
+    const ExportTicket ticket = left_to(consumer);
     std::thread collector = collect_slowly(point);
     consumer.release(ticket);
     producer_->collect();
@@ -183,10 +171,7 @@ TEST_F(ProducerCollect, SecondCollectMakesTheFirstLookAgain) {
 // The same for those who hold the lock for another reason.
 TEST_F(ProducerCollect, AnyHolderRunsThePassThatWasAskedFor) {
   PlayedConsumer consumer(*producer_);
-  std::byte* data = allocate();
-  const ExportTicket ticket = share(data);
-  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-  allocator_->free(data);
+  const ExportTicket ticket = left_to(consumer);
   set_fail_points("collect.before_unlock=delay:200@1");
   std::thread reporter([&] { (void)producer_->next_deadline(); });
   ASSERT_TRUE(eventually([] { return fail_point_passed("collect.before_unlock") == 1; }));

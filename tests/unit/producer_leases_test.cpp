@@ -61,10 +61,7 @@ TEST_F(ProducerLeases, WhenAllNumbersAreGivenOutNoneIsGivenAgain) {
 
 TEST_F(ProducerLeases, QuarantineHoldsOnAndTheSweepLetsGo) {
   PlayedConsumer consumer(*producer_, 99);
-  std::byte* data = allocate();
-  const ExportTicket ticket = share(data);
-  ASSERT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
-  allocator_->free(data);
+  left_to(consumer);
   producer_->lease_gone(consumer.lease(), "a fork child of it is alive");
   producer_->lease_gone(consumer.lease(), "a fork child of it is alive");
   producer_->collect();

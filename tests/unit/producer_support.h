@@ -214,6 +214,14 @@ class ProducerTest : public BalancedTest {
     options.time_limit = limit;
     return producer_->share(data, 4096, options);
   }
+  // A new block that its owner has freed, so that only the consumer's claim keeps it.
+  ExportTicket left_to(PlayedConsumer& consumer) {
+    std::byte* data = allocate();
+    const ExportTicket ticket = share(data);
+    EXPECT_EQ(consumer.claim(ticket), ClaimVerdict::kStands);
+    allocator_->free(data);
+    return ticket;
+  }
   [[nodiscard]] SharingStats stats() {
     SharingStats stats;
     producer_->add_stats(stats);
