@@ -4,8 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "allocator/thread_registry.h"
-
 namespace limbo {
 namespace {
 
@@ -397,7 +395,9 @@ bool DeviceHeap::idle() const noexcept {
 void DeviceHeap::end_work() noexcept {
   --works_;
   ++works_done_;
-  ++thread_registry::words.works_done;
+  for (OthersWork* one = OthersWork::innermost_; one != nullptr; one = one->outer_) {
+    if (&one->at_ == this) ++one->own_;
+  }
   work_done.notify_all();
 }
 

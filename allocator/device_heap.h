@@ -182,9 +182,29 @@ class DeviceHeap {
     DeviceHeap& at_;
     std::optional<Inside<DeviceHeap>> own_;  // while it is under way
   };
-  // How much such work has ended so far. (A thread compares it with its own part of it,
-  // ThreadWords::works_done, to see whether others' work has ended meanwhile.)
-  [[nodiscard]] std::uint64_t works_done() const noexcept { return works_done_; }
+  // Sees whether others' work of this device ends while it lives, which is on the stack: what its
+  // thread ends itself does not count, here or on other devices. Made and asked under the lock.
+  class OthersWork {
+   public:
+    explicit OthersWork(const DeviceHeap& at) noexcept
+        : at_(at), before_(at.works_done_), outer_(innermost_) {
+      innermost_ = this;
+    }
+    ~OthersWork() { innermost_ = outer_; }
+    OthersWork(const OthersWork&) = delete;
+    OthersWork& operator=(const OthersWork&) = delete;
+
+    [[nodiscard]] bool has_ended() const noexcept { return at_.works_done_ - own_ != before_; }
+
+   private:
+    friend class DeviceHeap;
+    static inline thread_local constinit OthersWork* innermost_ = nullptr;
+
+    const DeviceHeap& at_;
+    const std::uint64_t before_;
+    std::uint64_t own_ = 0;
+    OthersWork* const outer_;
+  };
   std::condition_variable_any work_done;      // idle() may have changed
   std::condition_variable_any filters_asked;  // some Route::asked is lower
 
@@ -245,7 +265,7 @@ class DeviceHeap {
   Chain unused_nodes_;
   std::vector<FreeList::Place> places_;  // one for each node whose block is in no large list
   std::size_t works_ = 0;
-  std::uint64_t works_done_ = 0;
+  std::uint64_t works_done_ = 0;  // that have ended so far
 };
 
 }  // namespace limbo

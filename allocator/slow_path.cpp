@@ -3,6 +3,7 @@
 // included; a thorough collect; then out-of-memory. After every step that may have freed something
 // the search is done again. Beside a capture nothing is asked of events and nothing goes back.
 #include <algorithm>
+#include <optional>
 
 #include "allocator/allocator_impl.h"
 #include "allocator/error.h"
@@ -204,16 +205,15 @@ void* Allocator::Impl::make_room(DeviceHeap& at, const Request& request) {
     ++at.counters.num_alloc_retries;
   }
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const std::uint64_t& own = thread_registry::words.works_done;
-    std::uint64_t before = 0;  // others' work that had ended
+    std::optional<DeviceHeap::OthersWork> others;
     {
       const std::lock_guard lock(at.mutex);
-      before = at.works_done() - own;
+      others.emplace(at);
     }
     if (void* data = make_room_once(at, request)) return data;
     // Another thread may hold what this one did not find: memory on its way to or from the driver.
     std::unique_lock lock(at.mutex);
-    if (at.idle() && at.works_done() - own == before) break;
+    if (at.idle() && !others->has_ended()) break;
     at.work_done.wait_for(lock, kAttemptWait, [&] { return at.idle(); });
   }
   throw_out_of_memory(at, request);

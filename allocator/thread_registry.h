@@ -5,7 +5,6 @@
 // registry lock inside a gate.
 #pragma once
 
-#include <cstdint>
 #include <mutex>
 
 #include "allocator/thread_cache.h"
@@ -30,7 +29,6 @@ struct ThreadWords {
   ThreadCache* first = nullptr;    // all of this thread, linked by next_of_thread
   int callback_depth = 0;          // free-memory callbacks that this thread is inside of
   bool ended = false;              // the thread's end was seen: no caches any more
-  std::uint64_t works_done = 0;    // DeviceHeap::end_work by this thread
 };
 extern thread_local constinit ThreadWords words __attribute__((tls_model("initial-exec")));
 
