@@ -61,6 +61,15 @@ CUcontext CudaContexts::context(int device) {
   return found.context.load(std::memory_order_acquire);
 }
 
+bool CudaContexts::has_context(int device) {
+  const Entry& found = entry(device);
+  if (found.context.load(std::memory_order_acquire) != nullptr) return true;
+  unsigned flags = 0;
+  int active = 0;
+  const CUresult asked = driver_.cuDevicePrimaryCtxGetState(found.handle, &flags, &active);
+  return is_sticky(asked) || active != 0;
+}
+
 int CudaContexts::started_device() {
   const int devices = count();
   CUcontext current = nullptr;
@@ -104,12 +113,7 @@ bool CudaContexts::lost(int device) noexcept {
   try {
     Entry& found = entry(device);
     if (found.lost.load(std::memory_order_relaxed)) return true;
-    if (found.context.load(std::memory_order_acquire) == nullptr) {
-      unsigned flags = 0;
-      int active = 0;
-      const CUresult asked = driver_.cuDevicePrimaryCtxGetState(found.handle, &flags, &active);
-      if (!is_sticky(asked) && active == 0) return false;  // nobody has used it
-    }
+    if (!has_context(device)) return false;  // nobody has used it
     if (!is_sticky(ask(device, found))) return false;
     found.lost.store(true, std::memory_order_relaxed);
     return true;

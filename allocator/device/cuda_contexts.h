@@ -28,6 +28,10 @@ class CudaContexts {
   [[nodiscard]] CUdevice handle(int device);
   [[nodiscard]] CUcontext context(int device);
 
+  // Whether the device has a primary context, whoever made it; also true where even that question meets
+  // a lost one. Makes none. Throws as `handle` does.
+  [[nodiscard]] bool has_context(int device);
+
   // A device whose context is there already, so that no other is started only to register host
   // memory: the calling thread's current one, one retained here, one active; else 0.
   [[nodiscard]] int started_device();

@@ -288,6 +288,7 @@ void CudaDevice::synchronize_stream(StreamRef stream) {
 // (measured). To give memory back the driver waits for the device as well, and lets captures be.
 void CudaDevice::synchronize_device(int device) {
   constexpr std::size_t kScratchBytes = std::size_t{2} << 20;
+  if (!contexts_.has_context(device)) return;  // nobody has used it, and waiting would make one
   const CudaCallScope scope(contexts_, device);
   CUdeviceptr scratch = 0;
   const CUresult made = driver_.cuMemAlloc(&scratch, kScratchBytes);

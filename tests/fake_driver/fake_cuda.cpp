@@ -4,7 +4,7 @@
 // with the flags that Limbo promises; anything else is answered by an error. FAKE_CUDA_DEVICES is
 // the number of GPUs (default 1). With FAKE_CUDA_CAPTURING every stream is being captured.
 // FAKE_CUDA_FAIL names a function that fails with CUDA_ERROR_LAUNCH_FAILED, or "all" for every one
-// that is not about contexts.
+// that is not about contexts. FAKE_CUDA_REFUSE is the index of a GPU on which no context can be made.
 #define __CUDA_API_VERSION_INTERNAL
 #undef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include <cuda.h>
@@ -13,6 +13,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -47,7 +49,17 @@ std::array<std::atomic<bool>, 16> primary_is_there{};  // by device
 std::atomic<int> device_of_other_context{0};
 std::atomic<int> device_questions{0};
 std::atomic<int> pushes{0};
+std::atomic<int> context_synchronizations{0};
 std::atomic<std::uintptr_t> next_address{0x7f00'0000'0000};
+
+// The memory that was allocated, of all devices, and whether that is all there is: then only what was
+// freed since can be had, or not even that, where others are quicker.
+std::mutex memory_mutex;
+std::map<CUdeviceptr, size_t> allocated;
+enum class Room { kEnough, kWhatIsFreed, kNone };
+Room room = Room::kEnough;
+size_t freed_bytes = 0;
+std::atomic<int> frees{0};
 
 int devices() {
   const char* text = std::getenv("FAKE_CUDA_DEVICES");
@@ -87,6 +99,27 @@ int fakeCudaRetains() {
 int fakeCudaDestroyGraph() {
   for (UserObject* object : kept_by_graph) destroy(object);
   kept_by_graph.clear();
+  return 0;
+}
+// The devices that have a primary context, a bit each.
+int fakeCudaContexts() {
+  int mask = 0;
+  for (std::size_t i = 0; i < primary_is_there.size(); ++i)
+    mask |= primary_is_there[i] ? 1 << i : 0;
+  return mask;
+}
+int fakeCudaContextSynchronizations() {
+  return context_synchronizations;
+}
+// How often memory was freed: each waits for the device.
+int fakeCudaFrees() {
+  return frees;
+}
+// 0: there is room; 1: the devices are full but for what is freed from now on; 2: others take that too.
+int fakeCudaIsFull(int how) {
+  const std::lock_guard lock(memory_mutex);
+  room = static_cast<Room>(how);
+  freed_bytes = 0;
   return 0;
 }
 int fakeCudaPushes() {
@@ -137,7 +170,15 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
   *value = 1;
   return CUDA_SUCCESS;
 }
+CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
+  *bytes = 2 << 20;
+  return CUDA_SUCCESS;
+}
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  const char* refused = std::getenv("FAKE_CUDA_REFUSE");
+  if (refused != nullptr && std::atoi(refused) == device - kFirstDevice) {
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  }
   ++retains;
   primary_is_there[static_cast<std::size_t>(device - kFirstDevice)] = true;
   *context = named<CUcontext>(static_cast<std::uintptr_t>(device));
@@ -176,6 +217,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
+  ++context_synchronizations;
   return met("cuCtxSynchronize");
 }
 
@@ -188,11 +230,27 @@ CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
 }
 CUresult cuMemAlloc_v2(CUdeviceptr* base, size_t size) {
   if (size > (size_t{1} << 40)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::lock_guard lock(memory_mutex);
+  if (room == Room::kNone || (room == Room::kWhatIsFreed && size > freed_bytes)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  const CUresult result = met("cuMemAlloc");
+  if (result != CUDA_SUCCESS) return result;
+  if (room == Room::kWhatIsFreed) freed_bytes -= size;
   *base = next_address.fetch_add((size + 511) / 512 * 512);
-  return met("cuMemAlloc");
+  allocated[*base] = size;
+  return CUDA_SUCCESS;
 }
-CUresult cuMemFree_v2(CUdeviceptr) {
-  return met("cuMemFree");
+CUresult cuMemFree_v2(CUdeviceptr base) {
+  const CUresult result = met("cuMemFree");
+  if (result != CUDA_SUCCESS) return result;
+  ++frees;
+  const std::lock_guard lock(memory_mutex);
+  const auto found = allocated.find(base);
+  if (found == allocated.end()) return CUDA_SUCCESS;  // tests name addresses of their own
+  freed_bytes += found->second;
+  allocated.erase(found);
+  return CUDA_SUCCESS;
 }
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr data) {
   *base = data;
