@@ -17,7 +17,7 @@ using protocol::ExportState;
 using protocol::ExportWord;
 using protocol::Mistake;
 
-// Names in a LeaseSet: of processes, since promises are made to processes. One that has lost its
+// Names in LeaseSets: of processes, since promises are made to processes. One that has lost its
 // connection comes back by another lease, as the same process.
 constexpr std::uint64_t kOwner = 1;
 std::uint64_t name_of(const Lease& lease) {
@@ -36,14 +36,11 @@ std::uint64_t name_of(const Lease& lease) {
 Exports::Exports(LedgerView ledger)
     : ledger_(ledger),
       records_(ledger.capacities().exports),
+      seen_(ledger.capacities().exports),
       upstream_(ledger),
       candidates_(records_, ExportListKind::kCandidates),
       idle_(records_, ExportListKind::kIdle),
-      deadlines_(records_) {}
-
-Exports::~Exports() {
-  for (std::uint32_t index = 0; index < next_fresh_; ++index) forget(index);
-}
+      deadlines_(records_, ledger.capacities().exports) {}
 
 // ---- what the protocol's functions ask ------------------------------------------------------
 
@@ -64,7 +61,7 @@ void Exports::declined(std::uint32_t index, const Lease& lease) noexcept {
 void Exports::take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
   if (protocol::makes(Mistake::kClaimsCountedPerOpen)) return take_off_one(index);
-  if (record.in_flight > 0 && record.seen != nullptr && !record.seen->insert(claimer)) return;
+  if (record.in_flight > 0 && record.promised > 1 && !seen_.insert(index, claimer)) return;
   take_off_one(index);
 }
 
@@ -104,7 +101,7 @@ void Exports::stays(std::uint32_t index, bool complete) noexcept {
 
 // ---- the beginning --------------------------------------------------------------------------
 
-std::optional<std::uint32_t> Exports::take_slot() {
+std::optional<std::uint32_t> Exports::take_slot() noexcept {
   if (free_ == 0) free_ = returned_.exchange(0, std::memory_order_acquire);
   if (free_ != 0) {
     const std::uint32_t index = free_ - 1;
@@ -122,8 +119,7 @@ std::optional<std::uint32_t> Exports::take_slot() {
 std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint64_t offset_bytes,
                                               std::uint64_t size_bytes, std::uint32_t piece_index,
                                               std::chrono::milliseconds time_limit,
-                                              Promise promise) {
-  deadlines_.reserve_one_more(counts_.open);
+                                              std::uint32_t consumers) noexcept {
   const auto index = take_slot();
   if (!index) return std::nullopt;
   ExportRecord& record = *new (&records_[*index]) ExportRecord;
@@ -134,16 +130,15 @@ std::optional<std::uint32_t> Exports::reserve(const BlockView& block, std::uint6
   record.piece_index = piece_index;
   record.counts_from = ProducerClock::now();
   record.time_limit = time_limit;
-  record.promised = promise.consumers;
-  record.in_flight = promise.consumers;
-  record.seen = promise.seen.release();
+  record.promised = consumers;
+  record.in_flight = consumers;
   record.in_use = true;
   void*& note = Allocator::lender_note(block.block);
   record.block_next = link_of(note);
   if (record.block_next != 0) records_[record.block_next - 1].block_previous = *index + 1;
   note = note_of(*index + 1);
   ++counts_.open;
-  counts_.in_flight += promise.consumers;
+  counts_.in_flight += consumers;
   return index;
 }
 
@@ -176,7 +171,7 @@ void Exports::take_out(std::uint32_t index) noexcept {
 
 void Exports::forget(std::uint32_t index) noexcept {
   ExportRecord& record = records_[index];
-  delete std::exchange(record.seen, nullptr);
+  seen_.clear(index);
   if (Forwarder* forwarder = record.forwarder) {
     --forwarder->exports;
     forwarder->rows -= record.upstream.count;
@@ -403,11 +398,11 @@ void Exports::check_invariants(const std::vector<std::uint32_t>& mirrors) {
     with_deadline += record.heap_position != 0 ? 1 : 0;
     check(record.generation == now.generation, index, "has another generation than its record");
     check(record.held == named, index, "is held by another number of mirrors than counted");
-    const std::uint32_t seen = record.seen != nullptr ? record.seen->size() : 0;
+    const std::uint32_t seen = seen_.size(index);
     check(record.in_flight <= record.promised, index, "has more in flight than were promised");
-    check((record.seen != nullptr) == (record.promised > 1), index,
-          "knows which leases have claimed it exactly when several were promised");
-    check(now.state != ExportState::kOpen || record.seen == nullptr ||
+    check(seen == 0 || record.promised > 1, index,
+          "knows which leases have claimed it, and was not promised to several");
+    check(now.state != ExportState::kOpen || record.promised == 1 ||
               record.in_flight + seen == record.promised,
           index, "is open, and its claims and what is in flight do not add up to its promises");
     check(now.state != ExportState::kDraining || record.in_flight == 0, index,

@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "allocator/allocator.h"
+#include "ipc/lease_sets.h"
 #include "ipc/leases.h"
 #include "ipc/ledger_record.h"
 #include "ipc/protocol/close.h"
@@ -23,15 +23,6 @@
 #include "ipc/views.h"
 
 namespace limbo {
-
-// Whom a message is promised to. Made before the lock is taken: it allocates.
-struct Promise {
-  explicit Promise(std::uint32_t processes)
-      : consumers(processes),
-        seen(processes > 1 ? std::make_unique<LeaseSet>(processes) : nullptr) {}
-  std::uint32_t consumers;
-  std::unique_ptr<LeaseSet> seen;
-};
 
 // What is sent on is its owner's export, and the owner has no word in it. So all forwards together
 // have half of the table of exports, and of the rows of upstream numbers, at most: the rest is left to
@@ -47,7 +38,6 @@ inline constexpr std::uint32_t kLeaseShare = 4;
 class Exports {
  public:
   explicit Exports(LedgerView ledger);
-  ~Exports();
   Exports(const Exports&) = delete;
   Exports& operator=(const Exports&) = delete;
 
@@ -74,12 +64,13 @@ class Exports {
 
   // ---- the beginning ----------------------------------------------------------------------
   // Takes a slot, sets up its record and links it to its block. Nothing when the table is full.
+  // `consumers`: processes that it is promised to.
   [[nodiscard]] std::optional<std::uint32_t> reserve(const BlockView& block,
                                                      std::uint64_t offset_bytes,
                                                      std::uint64_t size_bytes,
                                                      std::uint32_t piece_index,
                                                      std::chrono::milliseconds time_limit,
-                                                     Promise promise = Promise(1));
+                                                     std::uint32_t consumers = 1) noexcept;
   // Without the lock, by the thread that reserved it: the slot becomes OPEN.
   void open(std::uint32_t index, const protocol::ExportFields& fields) noexcept;
   // Undoes reserve: the slot was not opened. The pin stays the caller's.
@@ -160,7 +151,7 @@ class Exports {
   void start_generations_at(std::uint64_t generation) noexcept { first_generation_ = generation; }
 
  private:
-  [[nodiscard]] std::optional<std::uint32_t> take_slot();
+  [[nodiscard]] std::optional<std::uint32_t> take_slot() noexcept;
   void take_off_first_of(std::uint64_t claimer, std::uint32_t index) noexcept;
   void take_off_one(std::uint32_t index) noexcept;
   [[nodiscard]] Shortage name_upstream(ExportRecord& record, const ExportRecord& held,
@@ -176,6 +167,7 @@ class Exports {
 
   LedgerView ledger_;
   SparseArray<ExportRecord> records_;
+  LeaseSets seen_;  // who counts already, of exports that were promised to several
   UpstreamNumbers upstream_;
   ExportList candidates_;
   ExportList idle_;

@@ -1,18 +1,15 @@
 // What a producer keeps privately about each of its exports, and the chains and the heap that
-// thread through these records, so that collecting allocates nothing (but for a LeaseSet that grows,
-// which does without where it has to).
+// thread through these records, so that collecting allocates nothing.
 //
 // Everything here is guarded by the collect lock.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <vector>
 
 #include "allocator/allocator.h"
 #include "ipc/forwarders.h"
 #include "ipc/layout.h"
-#include "ipc/lease_set.h"
 #include "ipc/ledger_sparse.h"
 
 namespace limbo {
@@ -51,7 +48,6 @@ struct ExportRecord {
   std::uint32_t heap_position = 0;  // + 1; 0: no deadline
   Forwarder* forwarder = nullptr;   // who has sent it on, if it was a consumer
   protocol::UpstreamWord upstream;  // what was on its way before that
-  LeaseSet* seen = nullptr;         // the leases that count already; owned; only if promised > 1
   ExportListKind list = ExportListKind::kNone;
   bool in_use = false;  // reserved, or its word is not FREE
   bool let_go = false;  // the owner has freed the block
@@ -101,33 +97,28 @@ class ExportList {
 // Exports by deadline: a binary heap of indices; records know their position.
 class DeadlineHeap {
  public:
-  explicit DeadlineHeap(SparseArray<ExportRecord>& records) : records_(records) {}
+  DeadlineHeap(SparseArray<ExportRecord>& records, std::size_t exports)
+      : records_(records), heap_(exports) {}
 
-  // Makes room for one more; the only function that allocates.
-  void reserve_one_more(std::size_t exports) {
-    if (heap_.capacity() <= exports) heap_.reserve(2 * exports + 16);
-  }
   void push(std::uint32_t index, ProducerClock::time_point deadline) noexcept {
     records_[index].deadline = deadline;
-    heap_.push_back(index);
-    place(heap_.size() - 1, index);
-    rise(heap_.size() - 1);
+    place(size_, index);
+    rise(size_++);
   }
   // Does nothing for an export without deadline.
   void remove(std::uint32_t index) noexcept {
     if (records_[index].heap_position == 0) return;
     const std::size_t hole = records_[index].heap_position - 1;
     records_[index].heap_position = 0;
-    const std::uint32_t last = heap_.back();
-    heap_.pop_back();
+    const std::uint32_t last = heap_[--size_];
     if (last == index) return;
     place(hole, last);
     rise(hole);
     sink(records_[last].heap_position - 1);
   }
-  [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
-  [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
-  [[nodiscard]] std::uint32_t earliest() const noexcept { return heap_.front(); }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::uint32_t earliest() const noexcept { return heap_[0]; }
 
  private:
   [[nodiscard]] bool before(std::size_t a, std::size_t b) const noexcept {
@@ -152,7 +143,7 @@ class DeadlineHeap {
     for (;;) {
       std::size_t least = position;
       for (std::size_t child = 2 * position + 1; child <= 2 * position + 2; ++child) {
-        if (child < heap_.size() && before(child, least)) least = child;
+        if (child < size_ && before(child, least)) least = child;
       }
       if (least == position) return;
       exchange(position, least);
@@ -161,7 +152,8 @@ class DeadlineHeap {
   }
 
   SparseArray<ExportRecord>& records_;
-  std::vector<std::uint32_t> heap_;
+  SparseArray<std::uint32_t> heap_;
+  std::size_t size_ = 0;
 };
 
 }  // namespace limbo

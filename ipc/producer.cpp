@@ -194,7 +194,6 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
   Uuid device_uuid;
   for (bool looked = false;;) {
     bool piece_missing = false;
-    Promise promise(static_cast<std::uint32_t>(options.consumers));
     {
       Hold hold(*this);
       auto piece_index = pieces.find(block.piece_id);
@@ -205,7 +204,7 @@ Producer::Impl::Reserved Producer::Impl::reserve(const void* data, std::size_t s
       piece_missing = !piece_index;
       if (piece_index) {
         const auto index = exports.reserve(block, offset, size_bytes, *piece_index, time_limit,
-                                           std::move(promise));
+                                           static_cast<std::uint32_t>(options.consumers));
         if (index) {
           pieces.set_unmap_wanted(*piece_index, false);
           // Freed by another thread since it was pinned: that may have been absorbed already, when

@@ -148,8 +148,7 @@ void Producer::Impl::find_named(const ForwardRequest& request, std::vector<Named
 }
 
 std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardRequest& request,
-                                      Promise promise, std::list<Forwarder>& spare,
-                                      std::vector<NamedNumber>& also) {
+                                      std::list<Forwarder>& spare, std::vector<NamedNumber>& also) {
   // Before the verdict: a pass may end the export that is held, and what it was made of goes with it.
   if (exports.more_than_half_full()) run_pass(protocol::Look::kChanged);
   Lease* lease = find_lease(lease_number);
@@ -173,7 +172,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
   }
   const auto index =
       exports.reserve(held.block, request.offset_bytes, request.size_bytes, held.piece_index,
-                      std::min(request.time_limit, held.time_limit), std::move(promise));
+                      std::min(request.time_limit, held.time_limit), request.consumers);
   if (!index) {
     throw Error(ErrorCode::kLedgerFull,
                 "All " + std::to_string(capacities.exports) +
@@ -250,14 +249,13 @@ protocol::ClaimTarget Producer::forward(std::uint32_t lease_number, const Forwar
   }
   std::list<Forwarder> spare(1);
   spare.front().signs = signs;
-  Promise promise(request.consumers);
   std::vector<NamedNumber> also;
   also.reserve(request.also_behind.size());
   protocol::ClaimTarget made;
   {
     Impl::Hold hold(impl);
     try {
-      made.export_index = impl.forward(lease_number, request, std::move(promise), spare, also);
+      made.export_index = impl.forward(lease_number, request, spare, also);
       made.generation = impl.exports.record(made.export_index).generation;
     } catch (...) {
       hold.leave_unpins_to_the_next();

@@ -64,7 +64,7 @@ struct Producer::Impl {
   void withdraw_unheard(Forwarder& forwarder);
   // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
   // `also`: room for what the request names.
-  std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request, Promise promise,
+  std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request,
                         std::list<Forwarder>& spare, std::vector<NamedNumber>& also);
   // Finds the forwarders of what a request names.
   void find_named(const ForwardRequest& request, std::vector<NamedNumber>& also);

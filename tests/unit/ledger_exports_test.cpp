@@ -90,14 +90,13 @@ TEST_F(LedgerExports, SlotIsFreeOnlyAfterTheUnpin) {
 TEST(DeadlineHeap, GivesTheEarliestAfterAnyHistory) {
   constexpr std::size_t kCount = 200;
   SparseArray<ExportRecord> records(kCount);
-  DeadlineHeap heap(records);
+  DeadlineHeap heap(records, kCount);
   std::mt19937 random(7);
   std::vector<std::pair<ProducerClock::time_point, std::uint32_t>> expected;
   for (int step = 0; step < 20'000; ++step) {
     const auto index = static_cast<std::uint32_t>(random() % kCount);
     if (records[index].heap_position == 0) {
       const ProducerClock::time_point deadline{milliseconds(random() % 500)};
-      heap.reserve_one_more(heap.size());
       heap.push(index, deadline);
       expected.emplace_back(deadline, index);
     } else {

@@ -1,5 +1,5 @@
 // One message that several processes were promised: who counts, who does not, and when it is over.
-#include "ipc/lease_set.h"
+#include "ipc/lease_sets.h"
 
 #include "tests/unit/producer_support.h"
 #include "tests/unit/short_host_memory.h"
@@ -243,35 +243,60 @@ TEST_F(ProducerPromises, AThousandProcessesAndASendThatFailed) {
   expect_over(ticket);
 }
 
-TEST(LeaseSet, TakesEachNameOnceAndNoMoreThanItHasRoomFor) {
-  LeaseSet set(3);
-  EXPECT_TRUE(set.insert(1));
-  EXPECT_FALSE(set.insert(1));
-  EXPECT_TRUE(set.insert(5));
-  EXPECT_TRUE(set.insert(0xffff'ffff'ffffULL));
-  EXPECT_FALSE(set.insert(5));
-  EXPECT_FALSE(set.insert(6));  // full
-  EXPECT_EQ(set.size(), 3U);
-  LeaseSet large(1'000'000);  // takes room for those that come
-  for (int round = 0; round < 2; ++round) {
-    for (std::uint64_t name = 1; name <= 1000; ++name) EXPECT_EQ(large.insert(name), round == 0);
+// They are counted under the collect lock.
+TEST_F(ProducerPromises, CountingThoseWhoComeAllocatesNothing) {
+  std::byte* data = allocate();
+  const ExportTicket ticket = promise(data, 100);
+  std::vector<std::unique_ptr<PlayedConsumer>> consumers;
+  for (int pid = 1; pid <= 40; ++pid) {
+    consumers.push_back(std::make_unique<PlayedConsumer>(*producer_, pid));
+    EXPECT_EQ(consumers.back()->claim(ticket), ClaimVerdict::kStands);
   }
-}
-
-// One that finds no memory for a name has not taken it, and takes it later.
-TEST(LeaseSet, WhatCannotBeKeptIsNotTaken) {
-  LeaseSet set(100);
-  std::uint64_t name = 1;
-  for (; name <= LeaseSet::kRoomAtFirst; ++name) EXPECT_TRUE(set.insert(name));
   {
     const ShortHostMemory none(1);
-    EXPECT_FALSE(set.insert(name));
-    EXPECT_TRUE(none.failed());
-    EXPECT_FALSE(set.insert(1));
+    producer_->collect();
+    EXPECT_FALSE(none.failed());
   }
-  EXPECT_EQ(set.size(), LeaseSet::kRoomAtFirst);
-  EXPECT_TRUE(set.insert(name));
-  EXPECT_FALSE(set.insert(name));
+  expect_in_flight(60);
+  for (const auto& consumer : consumers) consumer->release_all();
+  EXPECT_TRUE(producer_->withdraw(ticket.export_index, ticket.generation));
+  allocator_->free(data);
+  expect_over(ticket);
+}
+
+TEST(LeaseSets, EachSetTakesEachNameOnce) {
+  LeaseSets sets(4);
+  for (std::uint32_t index = 0; index < 4; ++index) {
+    EXPECT_TRUE(sets.insert(index, 1));
+    EXPECT_FALSE(sets.insert(index, 1));
+    EXPECT_TRUE(sets.insert(index, 5));
+    EXPECT_TRUE(sets.insert(index, 0xffff'ffff'ffffULL));
+    EXPECT_FALSE(sets.insert(index, 5));
+    EXPECT_EQ(sets.size(index), 3U);
+  }
+  sets.clear(2);
+  sets.clear(2);
+  EXPECT_EQ(sets.size(2), 0U);
+  for (std::uint32_t index = 0; index < 4; ++index) EXPECT_EQ(sets.insert(index, 5), index == 2);
+}
+
+// One that finds no room for a name has not taken it, and takes it when another export is over.
+TEST(LeaseSets, WhatCannotBeKeptIsNotTaken) {
+  LeaseSets sets(2);
+  const std::uint64_t half = sets.capacity() / 2;
+  for (int round = 0; round < 3; ++round) {
+    for (std::uint64_t name = 2; name < half + 2; ++name) {
+      EXPECT_TRUE(sets.insert(0, name));
+      EXPECT_TRUE(sets.insert(1, name));
+    }
+    EXPECT_FALSE(sets.insert(0, 1));
+    EXPECT_FALSE(sets.insert(0, 2));
+    EXPECT_EQ(sets.size(0), half);
+    sets.clear(1);
+    EXPECT_TRUE(sets.insert(0, 1));
+    EXPECT_FALSE(sets.insert(0, 1));
+    sets.clear(0);
+  }
 }
 
 }  // namespace
