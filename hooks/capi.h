@@ -63,8 +63,9 @@ LIMBO_C_API int limbo_torch_installed(void);
 //   limbo_torch_restore_allocator()
 // Between the two calls Limbo's allocator stands in torch's place; restore puts back what was there
 // (nothing to do when Limbo is installed). `a` is complete, and may be given to
-// torch.cuda.memory.change_current_allocator or torch.cuda.MemPool. One thread at a time: make
-// takes a lock that restore gives back, so call restore in a `finally`, in the same thread.
+// torch.cuda.memory.change_current_allocator or torch.cuda.MemPool. One thread at a time: others
+// that make one, or install, wait until it is restored, so call restore in a `finally`, in the same
+// thread.
 LIMBO_C_API int limbo_torch_make_allocator(void);
 LIMBO_C_API int limbo_torch_restore_allocator(void);
 

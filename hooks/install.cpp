@@ -2,6 +2,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <pthread.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <atomic>
@@ -26,21 +27,73 @@ constexpr std::uint8_t kAllocatorPriority = 2;
 
 std::atomic<bool> complete{false};
 
-// Guards the change of torch's pointer, and `previous`. What is called under it: torch's own
-// functions for that change, which call nothing back. Recursive calls do not occur.
-std::mutex& change_mutex() {
-  static auto* made = new std::mutex;
+struct Locks {
+  // Guards the change of torch's pointer, and `previous`. What is called under it: torch's own
+  // functions for that change, which call nothing back. Recursive calls do not occur. Nobody waits
+  // with it for a thread that makes an allocator object: that may need the GIL.
+  std::mutex change;
+  std::mutex completion;  // guards the steps of complete_installation, which call nothing back
+};
+Locks& locks() {
+  static auto* made = new Locks;
   return *made;
 }
 torch_cuda::CUDAAllocator* previous = nullptr;
 // The adapter stands in torch's place only to be handed to Python.
 std::atomic<bool> making{false};
-// Who is between begin_ and end_making_allocator; nobody: the default.
+// Who is between begin_ and end_making_allocator; nobody: the default. Changed under the lock.
 std::atomic<std::thread::id> maker{};
 
 torch_cuda::CUDAAllocator* current() {
   return torch_cuda::allocator.load();
 }
+
+void put_back() {
+  maker.store(std::thread::id{});
+  torch_cuda::allocator.store(previous);
+  making.store(false);
+}
+
+[[noreturn]] void throw_making() {
+  throw Error(ErrorCode::kBadArgument, "This thread is making an allocator object already.",
+              "Call limbo_torch_restore_allocator first.");
+}
+
+// The right to change torch's pointer: nobody makes an allocator object.
+std::unique_lock<std::mutex> lock_for_change() {
+  while (true) {
+    std::unique_lock lock(locks().change);
+    const std::thread::id other = maker.load();
+    if (other == std::thread::id{}) return lock;
+    if (other == std::this_thread::get_id()) throw_making();
+    lock.unlock();
+    maker.wait(other);
+  }
+}
+
+// So that the child's copies of the locks are free. What another thread was making ends there: it has
+// no such thread.
+void before_fork() noexcept {
+  locks().change.lock();
+  locks().completion.lock();
+}
+void after_fork() noexcept {
+  locks().completion.unlock();
+  locks().change.unlock();
+}
+void in_child() noexcept {
+  const std::thread::id known = maker.load();
+  if (known != std::thread::id{} && known != std::this_thread::get_id()) put_back();
+  after_fork();
+}
+
+struct AtLoad {
+  AtLoad() noexcept {
+    (void)locks();
+    ::pthread_atfork(before_fork, after_fork, in_child);
+  }
+};
+AtLoad at_load;
 
 // Puts the adapter in, also as the object that Python gets. torch refuses where the allocator in
 // place is initialised; by then that is the adapter itself, which says no for the moment.
@@ -78,9 +131,8 @@ bool installation_complete() noexcept {
 
 void complete_installation() {
   if (installation_complete() || !installed()) return;
-  static std::mutex mutex;  // guards the steps below, which call nothing back
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(locks().completion);
     if (installation_complete()) return;
     // So that torch.accelerator and c10::GetAllocator agree with torch.cuda.
     c10::SetAllocator(c10::DeviceType::CUDA, &adapter(), kAllocatorPriority);
@@ -94,7 +146,7 @@ void install() {
   if (!installed()) require_settings_allow();
   bool was_initialized = false;
   {
-    const std::lock_guard lock(change_mutex());
+    const auto lock = lock_for_change();
     if (!installed()) {
       torch_cuda::CUDAAllocator* before = current();
       require_unused(*before);
@@ -119,8 +171,8 @@ void replace_pluggable_wrapper() {
   {
     // An allocation is on its way, perhaps with the GIL or a foreign lock held: where somebody
     // changes torch's pointer just now, a later one does this.
-    const std::unique_lock lock(change_mutex(), std::try_to_lock);
-    if (!lock.owns_lock()) return;
+    const std::unique_lock lock(locks().change, std::try_to_lock);
+    if (!lock.owns_lock() || maker.load() != std::thread::id{}) return;
     auto* wrapper = dynamic_cast<Pluggable*>(current());
     if (wrapper == nullptr) return;
     // torch keeps the wrapper: what it has handed out is freed through it.
@@ -134,31 +186,27 @@ void replace_pluggable_wrapper() {
 void begin_making_allocator() {
   require_usable();
   require_settings_allow();
-  if (maker.load() == std::this_thread::get_id()) {
-    throw Error(ErrorCode::kBadArgument, "This thread is making an allocator object already.",
-                "Call limbo_torch_restore_allocator first.");
-  }
-  change_mutex().lock();
-  maker.store(std::this_thread::get_id());
+  const auto lock = lock_for_change();
   previous = current();
+  maker.store(std::this_thread::get_id());
   making.store(previous != &adapter());
   try {
     put_in_and_tell_python();
   } catch (...) {
-    end_making_allocator();
+    put_back();
+    maker.notify_all();
     throw;
   }
 }
 
 void end_making_allocator() {
+  const std::lock_guard lock(locks().change);
   if (maker.load() != std::this_thread::get_id()) {
     throw Error(ErrorCode::kBadArgument, "This thread is not making an allocator object.",
                 "Call limbo_torch_make_allocator first, in the same thread.");
   }
-  maker.store(std::thread::id{});
-  torch_cuda::allocator.store(previous);
-  making.store(false);
-  change_mutex().unlock();
+  put_back();
+  maker.notify_all();
 }
 
 }  // namespace limbo

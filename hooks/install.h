@@ -29,8 +29,9 @@ void complete_installation();
 
 // Between the two, Limbo's allocator stands in torch's place and is what torch hands to Python
 // (`torch._C._cuda_getAllocator`), whatever is used already: see capi.h. `end` puts back what was
-// there. A lock is held from one to the other, in one thread; `end` without `begin`, and `begin`
-// again before `end`, throw Error(kBadArgument).
+// there. Both in one thread; others that make one, or install, wait meanwhile. `end` without `begin`,
+// and `begin` or install again before `end`, throw Error(kBadArgument). A process that another thread
+// forks meanwhile goes on as if it had ended.
 void begin_making_allocator();
 void end_making_allocator();
 

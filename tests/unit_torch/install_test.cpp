@@ -2,10 +2,13 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Logging.h>
+#include <sys/wait.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <future>
 
 #include "allocator/error.h"
@@ -94,6 +97,66 @@ TEST_F(Install, AllocationsDoNotWaitForTheMakingOfTheObject) {
   EXPECT_EQ(other.wait_for(std::chrono::seconds(20)), std::future_status::ready);
   ASSERT_EQ(limbo_torch_restore_allocator(), 0);
   limbo_free(other.get(), 1000, 0, nullptr);
+}
+
+TEST_F(Install, WhoeverMakesTheObjectDoesNotInstallMeanwhile) {
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  EXPECT_EQ(limbo_torch_install(), static_cast<int>(ErrorCode::kBadArgument));
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+  EXPECT_EQ(limbo_torch_install(), 0) << limbo_last_error();
+}
+
+TEST_F(Install, OthersWaitUntilTheObjectIsMade) {
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  auto other = std::async(std::launch::async, [] {
+    const int made = limbo_torch_make_allocator();
+    return made == 0 ? limbo_torch_restore_allocator() : made;
+  });
+  EXPECT_EQ(other.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+  EXPECT_EQ(other.get(), 0);
+}
+
+// What `in_child` says, in a fork child. It is ended where it hangs.
+bool holds_in_fork_child(const std::function<bool()>& in_child) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    ::_exit(in_child() ? 0 : 1);
+  }
+  int status = -1;
+  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// The child has no thread that would end it.
+TEST_F(Install, AForkWhileAnotherThreadMakesTheObjectLeavesTheChildFree) {
+  const auto* before = torch_cuda::get();
+  std::promise<int> made;
+  std::promise<void> may_end;
+  auto maker = std::async(std::launch::async, [&] {
+    made.set_value(limbo_torch_make_allocator());
+    may_end.get_future().wait();
+    return limbo_torch_restore_allocator();
+  });
+  ASSERT_EQ(made.get_future().get(), 0);
+  EXPECT_TRUE(holds_in_fork_child([&] {
+    return torch_cuda::get() == before && limbo_torch_make_allocator() == 0 &&
+           limbo_torch_restore_allocator() == 0 && torch_cuda::get() == before &&
+           limbo_torch_install() == 0 && installed();
+  }));
+  may_end.set_value();
+  EXPECT_EQ(maker.get(), 0);
+  EXPECT_EQ(torch_cuda::get(), before);
+}
+
+TEST_F(Install, AForkByTheThreadThatMakesTheObjectLeavesItToBothToEndThat) {
+  const auto* before = torch_cuda::get();
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  EXPECT_TRUE(holds_in_fork_child([&] {
+    return torch_cuda::get() == &adapter() && limbo_torch_restore_allocator() == 0 &&
+           torch_cuda::get() == before && limbo_torch_install() == 0;
+  }));
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
 }
 
 // An initialised allocator with one private pool and no memory, as torch's own can be.
