@@ -16,9 +16,8 @@
 #include "allocator/error.h"
 #include "ipc/channel.h"
 #include "ipc/channel_socket.h"
-#include "ipc/fail_points.h"
 #include "ipc/incarnation.h"
-#include "ipc/protocol/mistakes.h"
+#include "ipc/protocol/names.h"
 
 namespace limbo {
 namespace {
@@ -34,6 +33,13 @@ constexpr std::string_view kUp = "../";
               "The names in " + directory.path() + "/" + kFolder + " cannot be used: " + what +
                   ": " + std::strerror(cause) + ".",
               "Set LIMBO_RUNTIME_DIR to a directory that only this user can enter.");
+}
+
+[[noreturn]] void throw_busy(const RuntimeDirectory& directory) {
+  throw Error(ErrorCode::kBusy,
+              "The names in " + directory.path() + " are locked by another process or thread for " +
+                  std::to_string(kLockWithin.count()) + " ms.",
+              "Try again; a stopped process may hold the lock.");
 }
 
 // Its owner's alone, and no link to elsewhere.
@@ -105,32 +111,66 @@ void check_name(std::string_view name) {
                   " bytes, no '/', and no '.' at its beginning.");
 }
 
-// Both locks, for as long as it lives.
-class OwnNames::Locked {
+// One name of the folder, as protocol/names.h handles it. An exception on the way lets the locks go.
+class OwnNames::Files {
  public:
-  explicit Locked(OwnNames& names) : names_(names) {
-    if (protocol::makes(protocol::Mistake::kNamesUnlocked)) return;
+  using Link = std::string;
+
+  Files(OwnNames& names, const std::string& name) : names_(names), name_(name) {}
+  ~Files() { unlock(); }
+  Files(const Files&) = delete;
+  Files& operator=(const Files&) = delete;
+
+  // Both locks.
+  [[nodiscard]] bool lock() {
     const auto until = std::chrono::steady_clock::now() + kLockWithin;
     while (!try_lock()) {
-      if (std::chrono::steady_clock::now() >= until) {
-        throw Error(ErrorCode::kBusy,
-                    "The names in " + names.directory_.path() +
-                        " are locked by another process or thread for " +
-                        std::to_string(kLockWithin.count()) + " ms.",
-                    "Try again; a stopped process may hold the lock.");
-      }
+      if (std::chrono::steady_clock::now() >= until) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    return true;
   }
-  ~Locked() {
+  void unlock() noexcept {
     if (!locked_) return;
+    locked_ = false;
     (void)set(F_UNLCK);
     names_.mutex_.unlock();
   }
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
+
+  [[nodiscard]] Link read() const { return read_link(folder(), name_); }
+  [[nodiscard]] static bool is_there(const Link& link) { return !link.empty(); }
+  [[nodiscard]] bool is_own(const Link& link) const { return link == names_.target(); }
+  [[nodiscard]] bool has_living_owner(const Link& link) {
+    const auto socket = socket_of(link);
+    const auto pid = socket ? listener_pid(names_.directory_, *socket) : std::optional<pid_t>(0);
+    if (pid) owner_ = who(is_own(link), *pid);
+    return pid.has_value();
+  }
+  // As it was found to live.
+  [[nodiscard]] const std::string& owner() const { return owner_; }
+
+  void make_new() const {
+    const std::string target = names_.target();
+    const std::string link = new_name();
+    if (::symlinkat(target.c_str(), folder(), link.c_str()) != 0 && errno != EEXIST) {
+      fail(names_.directory_, "symlink");
+    }
+  }
+  void put_in_place() const {
+    const std::string link = new_name();
+    if (::renameat(folder(), link.c_str(), folder(), name_.c_str()) == 0) return;
+    const int cause = errno;
+    ::unlinkat(folder(), link.c_str(), 0);
+    errno = cause;
+    fail(names_.directory_, "rename");
+  }
+  void remove() const {
+    if (::unlinkat(folder(), name_.c_str(), 0) != 0) fail(names_.directory_, "unlink");
+  }
 
  private:
+  [[nodiscard]] int folder() const { return names_.names_.get(); }
+  [[nodiscard]] std::string new_name() const { return "." + to_string(names_.own_) + ".new"; }
   [[nodiscard]] bool set(short kind) const {
     struct flock whole {};
     whole.l_type = kind;
@@ -150,6 +190,8 @@ class OwnNames::Locked {
   }
 
   OwnNames& names_;
+  const std::string& name_;
+  std::string owner_;
   bool locked_ = false;
 };
 
@@ -169,39 +211,24 @@ std::string OwnNames::target() const {
 
 void OwnNames::add(const std::string& name) {
   check_name(name);
-  const Locked locked(*this);
-  LIMBO_FAIL_POINT("names.after_lock");
-  const std::string link = read_link(names_.get(), name);
-  if (!link.empty()) {
-    const auto socket = socket_of(link);
-    const auto owner = socket ? listener_pid(directory_, *socket) : std::optional<pid_t>(0);
-    if (owner) {
+  Files files(*this, name);
+  switch (protocol::take_name(files)) {
+    case protocol::NameVerdict::kDone:
+      return;
+    case protocol::NameVerdict::kBusy:
+      throw_busy(directory_);
+    case protocol::NameVerdict::kTaken:
       throw Error(ErrorCode::kNameTaken,
-                  "The name \"" + name + "\" is taken by " + who(link == target(), *owner) + " (" +
+                  "The name \"" + name + "\" is taken by " + files.owner() + " (" +
                       directory_.path() + "/" + kFolder + ").",
                   "Choose another name, or let its owner unpublish it.");
-    }
-  }
-  LIMBO_FAIL_POINT("names.after_look");
-  const std::string own_name = "." + to_string(own_) + ".new";
-  if (::symlinkat(target().c_str(), names_.get(), own_name.c_str()) != 0 && errno != EEXIST) {
-    fail(directory_, "symlink");
-  }
-  LIMBO_FAIL_POINT("names.before_rename");
-  if (::renameat(names_.get(), own_name.c_str(), names_.get(), name.c_str()) != 0) {
-    const int cause = errno;
-    ::unlinkat(names_.get(), own_name.c_str(), 0);
-    errno = cause;
-    fail(directory_, "rename");
   }
 }
 
 void OwnNames::remove(const std::string& name) {
   check_name(name);
-  const Locked locked(*this);
-  if (read_link(names_.get(), name) != target()) return;
-  LIMBO_FAIL_POINT("names.before_unlink");
-  if (::unlinkat(names_.get(), name.c_str(), 0) != 0) fail(directory_, "unlink");
+  Files files(*this, name);
+  if (protocol::give_up_name(files) == protocol::NameVerdict::kBusy) throw_busy(directory_);
 }
 
 std::optional<LendingProcess> look_up_name(const std::string& name) {

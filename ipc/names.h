@@ -1,7 +1,8 @@
 // Names: what one process publishes and others find.
 //
 // In a runtime directory, names/NAME is a symbolic link to the socket of the process that publishes
-// NAME. Links are made, replaced and removed under a record lock on names/.lock:
+// NAME. Links are made, replaced and removed under a record lock on names/.lock, in the steps of
+// protocol/names.h:
 //
 // | rule                                            | why                                         |
 // |-------------------------------------------------|---------------------------------------------|
@@ -54,7 +55,7 @@ class OwnNames {
   void remove(const std::string& name);
 
  private:
-  class Locked;
+  class Files;
 
   [[nodiscard]] std::string target() const;
 
