@@ -20,6 +20,11 @@ std::string name_of(Word word) {
     const std::uint32_t index = word - kFirstExport;
     return numbered(index % 2 == 0 ? "export " : "fields of export ", index / 2);
   }
+  if (word >= kFirstNewLink) {
+    return "new link of process " + std::to_string(word - kFirstNewLink);
+  }
+  if (word == kName) return "NAME";
+  if (word == kNamesLock) return "lock of the names";
   if (word >= kFirstEnd) return numbered("end of timeline ", word - kFirstEnd);
   if (word >= kFirstData) return numbered("data of block ", word - kFirstData);
   if (word >= kFirstTimeline) return numbered("timeline ", word - kFirstTimeline);
@@ -44,6 +49,9 @@ std::string value_of(Word word, std::uint32_t value) {
     const auto decoded = protocol::decode_export(value);
     return std::string(kStates[static_cast<int>(decoded.state)]) + ", generation " +
            std::to_string(decoded.generation);
+  }
+  if (word >= kNamesLock) {
+    return value == 0 ? "nobody's" : "process " + std::to_string(value - 1) + "'s";
   }
   const std::uint32_t index = (word - kFirstLease) % kLeaseWords;
   if (word >= kFirstLease && word < kFirstTimeline && index >= 2 + 2 * kGroups &&
@@ -82,7 +90,10 @@ const char* name_of(Op op) {
                                        "forward",
                                        "lose context",
                                        "unmap",
-                                       "end timeline"};
+                                       "end timeline",
+                                       "take the name",
+                                       "give up the name",
+                                       "close its socket"};
   return kNames[static_cast<std::size_t>(op)];
 }
 
@@ -104,6 +115,7 @@ std::string subject_of(const Scenario& scenario, const World& world, const Move&
       const std::uint32_t at = world.threads[move.who].head.at;
       if (move.kind == Move::Kind::kLanding || at >= script.steps.size()) return text;
       const Step& step = script.steps[at];
+      if (is_of_names(step.op)) return text + " (" + name_of(step.op) + ")";
       return text + " (" + name_of(step.op) + " " + std::to_string(step.what) + ")";
     }
     case Move::Kind::kStream:

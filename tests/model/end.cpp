@@ -1,7 +1,8 @@
 // What must be so when nothing can move any more.
 //
 // Then the owner lets go of all, and the producer makes what it makes from time to time anyway,
-// undisturbed: a collect, and where the scenario lost messages, their time limits. After that everything must be over.
+// undisturbed: a collect, and where the scenario lost messages, their time limits; and somebody comes
+// who wants the name, if one was taken. After that everything must be over.
 #include "tests/model/moves.h"
 
 namespace limbo::model {
@@ -82,7 +83,11 @@ void look_at_end(const Scenario& scenario, World& world, Observer* observer) {
   for (std::uint8_t piece = 0; scenario.returns_at_end && piece < kPieces; ++piece) {
     if (world.own.pieces[piece].refused) steps.push_back({Op::kReturnPiece, piece});
   }
+  if (scenario.takes_names) steps.insert(steps.end(), {{Op::kTakeName}, {Op::kGiveUpName}});
   if (!run_alone(scenario, world, steps, observer)) return break_rule(world, Rule::kStuck);
+  if (scenario.takes_names && !name_is_over(world)) {
+    return break_rule(world, Rule::kNameOfTheDead);
+  }
   if (world.own.truth.broken == 0 && !all_over(scenario, world)) {
     break_rule(world, Rule::kNeverFree);
   }

@@ -178,6 +178,7 @@ Scenario finished(Scenario scenario) {
       scenario.awaits_unpins |= step.op == Op::kLookThoroughly;
       scenario.lists_change |= step.op == Op::kAddLease;
       scenario.ends_timelines |= step.op == Op::kEnd;
+      scenario.takes_names |= step.op == Op::kTakeName;
     }
   }
   for (std::size_t i = 0; i < scenario.threads.size(); ++i) {

@@ -100,6 +100,17 @@ class Memory {
   }
   void await_landed() { await(thread_.buffered == 0); }
 
+  // One operation of the file system: `change` is made and answers at once. Where stores linger there
+  // are none of these, and the other way round.
+  template <class Change>
+  std::uint32_t at_once(const char* what, Word word, Change change) {
+    if (replays()) return static_cast<std::uint32_t>(next_logged());
+    if (acted_) stop();
+    const std::uint32_t answer = change();
+    see(what, word, world_.words[word]);
+    return static_cast<std::uint32_t>(acted(answer));
+  }
+
   // One step that goes on in `ways` ways.
   std::uint32_t choose(std::uint32_t ways) {
     if (replays()) return static_cast<std::uint32_t>(next_logged());

@@ -39,6 +39,7 @@ void move_stream(World& world, Stream& stream, Observer* observer) {
 void die(const Scenario& scenario, World& world, std::uint32_t process) {
   world.own.processes[process].gone = true;
   --world.own.deaths_left;
+  let_go_names_lock(world, process);
   for (std::size_t i = 0; i < scenario.threads.size(); ++i) {
     if (scenario.threads[i].process != process) continue;
     // Stores that have not landed never come: those that had been made are among the other paths.

@@ -32,7 +32,9 @@ bool run_segments(const Run& run, World::Private& before, Thread::Head& head_bef
     before = run.world.own;
     head_before = thread.head;
     run.memory.begin_segment();
-    produces ? run_producer(run) : run_consumer(run);
+    is_of_names(run.step().op) ? run_publisher(run)
+    : produces                 ? run_producer(run)
+                               : run_consumer(run);
     finish_segment(thread);
     run.memory.end_segment();
   }
@@ -49,6 +51,7 @@ bool step_thread(const Scenario& scenario, World& world, std::uint32_t thread, s
   Thread::Head head_before;
   const bool moved = run_segments({scenario, world, thread, memory}, before, head_before);
   ways = memory.ways();
+  if (moved && scenario.takes_names && !name_is_kept(world)) break_rule(world, Rule::kNameLost);
   if (memory.overflowed()) {
     break_rule(world, Rule::kEndless, thread);
     return true;

@@ -51,6 +51,7 @@ struct Run {
 // operation.
 void run_producer(const Run& run);
 void run_consumer(const Run& run);
+void run_publisher(const Run& run);
 
 // How the allocator's steps change a block.
 void unpin(const Scenario& scenario, World& world, std::uint32_t block);
@@ -73,6 +74,14 @@ void enqueue(Stream& stream, Queued::Kind kind, Word word, std::uint64_t value);
 
 // What follows when a word has changed in memory.
 void after_landing(World& world, Word word);
+
+// What the kernel does with the lock of the folder of names when a process dies.
+void let_go_names_lock(World& world, std::uint32_t process);
+
+// Whether the name leads to the living process that has taken it, if there is one.
+bool name_is_kept(const World& world);
+// And otherwise to nobody.
+bool name_is_over(const World& world);
 
 // The beginning of a scenario.
 World beginning(const Scenario& scenario);

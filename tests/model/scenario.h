@@ -26,10 +26,12 @@ enum class Rule : std::uint8_t {
   kReadTooEarly,
   kForwardedWhatIsFree,
   kFalseOutOfMemory,
+  kNameLost,
   // Liveness, in every end. Scripts are finite and nothing goes round in circles, so every state
   // leads to an end; where every end is good, everything can end from every state.
   kStuck,
   kNeverFree,
+  kNameOfTheDead,
   kEndless,
 };
 
@@ -59,10 +61,14 @@ constexpr std::string_view text_of(Rule rule) {
       return "a claim that was no longer noted was sent on";
     case Rule::kFalseOutOfMemory:
       return "a last look before out-of-memory missed a block that nobody held any more";
+    case Rule::kNameLost:
+      return "a name does not lead to the living process that has taken it";
     case Rule::kStuck:
       return "a thread waits for what cannot come";
     case Rule::kNeverFree:
       return "everybody is done, and something has not ended";
+    case Rule::kNameOfTheDead:
+      return "everybody is done, and whoever comes next cannot have the name and give it up";
     case Rule::kEndless:
       return "an operation does not come to an end";
   }
@@ -101,7 +107,15 @@ enum class Op : std::uint8_t {
   kUnmap,        // piece: closes what its owner wants back; slot 1: what is idle; 2: of the dead
   // whoever waits
   kEnd,  // timeline, slot: its process, which is gone; stream 1: and quiet
+  // whoever publishes
+  kTakeName,
+  kGiveUpName,
+  kCloseSocket,  // its process ends: from now on it is taken for dead
 };
+
+constexpr bool is_of_names(Op op) {
+  return op == Op::kTakeName || op == Op::kGiveUpName || op == Op::kCloseSocket;
+}
 
 struct Step {
   Op op;
@@ -154,6 +168,7 @@ struct Scenario {
   bool awaits_unpins = false;
   bool lists_change = false;
   bool ends_timelines = false;
+  bool takes_names = false;
   std::vector<bool> like_the_one_before = {};  // threads of one process with one script
   std::vector<protocol::Mistake> finds = {};
 };

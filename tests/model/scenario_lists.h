@@ -16,6 +16,7 @@ inline constexpr std::uint8_t kThird = 3;
 
 std::vector<Scenario> short_scenarios();  // those of CI
 std::vector<Scenario> piece_scenarios();  // a part of them
+std::vector<Scenario> name_scenarios();   // another
 std::vector<Scenario> long_scenarios();   // larger ones
 
 }  // namespace limbo::model

@@ -370,7 +370,7 @@ std::vector<Scenario> locks() {
 
 std::vector<Scenario> short_scenarios() {
   std::vector<Scenario> all;
-  for (auto* part : {claims, ends, streams, forwards, locks, piece_scenarios}) {
+  for (auto* part : {claims, ends, streams, forwards, locks, piece_scenarios, name_scenarios}) {
     for (Scenario& scenario : part()) all.push_back(std::move(scenario));
   }
   return all;

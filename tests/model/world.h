@@ -45,7 +45,10 @@ inline constexpr Word kLeaseWords = 2 + 2 * kGroups + kSlots + kPieces;
 inline constexpr Word kFirstTimeline = kFirstLease + kLeases * kLeaseWords;
 inline constexpr Word kFirstData = kFirstTimeline + kTimelines;  // what is in the blocks
 inline constexpr Word kFirstEnd = kFirstData + kBlocks;          // where timelines have ended
-inline constexpr Word kWords = kFirstEnd + kTimelines;
+inline constexpr Word kNamesLock = kFirstEnd + kTimelines;       // of the folder of names
+inline constexpr Word kName = kNamesLock + 1;                    // the one link that matters
+inline constexpr Word kFirstNewLink = kName + 1;                 // a link each, on its way there
+inline constexpr Word kWords = kFirstNewLink + kLeases + 1;
 
 // Values of the words that the model codes more simply than ipc/layout.h.
 inline constexpr std::uint32_t kPieceWanted = 1;
@@ -81,6 +84,13 @@ constexpr Word end_word(std::uint32_t timeline) {
 }
 constexpr Word data_word(std::uint32_t block) {
   return word_at(kFirstData, block);
+}
+constexpr Word new_link_word(std::uint32_t process) {
+  return word_at(kFirstNewLink, process);
+}
+// What the lock and the links say; 0: nothing.
+constexpr std::uint32_t name_of_process(std::uint32_t process) {
+  return process + 1;
 }
 
 // ---- threads -------------------------------------------------------------------------------
@@ -251,6 +261,7 @@ struct Process {
   bool gone;
   bool quiet;
   bool swept;
+  bool closed;  // its socket, though it lives: it ends
 };
 
 // What nobody in the protocol can see: it says whether a rule was broken.
@@ -260,6 +271,7 @@ struct Truth {
   std::array<std::array<bool, kSlots>, kLeases> maps;  // and has the mapping in hand
   std::array<bool, kBlocks> reused;
   std::array<std::uint8_t, kBlocks> settled;  // for the looks of the allocator, a bit each
+  std::uint8_t named;                         // processes that have taken the name, a bit each
   std::uint8_t broken;                        // Rule, 0: none
   std::uint8_t about;
 };
@@ -277,7 +289,7 @@ struct World {
     std::array<std::uint8_t, kTimelines> taken;  // the last number of each timeline
     Truth truth;
     std::uint8_t deaths_left;
-    std::array<std::uint8_t, 4> fill;
+    std::array<std::uint8_t, 7> fill;
   } own;
   std::array<Thread, kThreads> threads;  // last: those that a scenario does not have are not copied
 };
