@@ -39,7 +39,11 @@ std::optional<ServiceThread::Clock::time_point> Links::run(ServiceThread::Clock:
 std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const Decline& promised) {
   std::unique_lock lock(mutex_);
   while (true) {
-    if (left_) throw Error(ErrorCode::kNoChannel, "This process is ending; it receives no more.");
+    if (left_) {
+      lock.unlock();
+      decline(address, promised);
+      throw Error(ErrorCode::kNoChannel, "This process is ending; it receives no more.");
+    }
     // The newest entry of a producer counts: earlier ones have lost their connection.
     const auto found = std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
       return entry.producer == address.incarnation;
@@ -68,6 +72,17 @@ std::shared_ptr<ProducerLink> Links::get(const ProducerAddress& address, const D
   entries_.push_back({address.incarnation, nullptr, attempt});
   lock.unlock();
   return connect(address, attempt);
+}
+
+// No link is made, which would call the device: the connection that is made for the message declines
+// it as it ends.
+void Links::decline(const ProducerAddress& address, const Decline& promised) const noexcept {
+  try {
+    (void)shake_hands(address, own_, kHandshakeDeadline,
+                      std::make_shared<PromisedMessages>(promised));
+  } catch (const std::exception&) {
+    // There is no way to the sender, or it was told all the same.
+  }
 }
 
 // However it ends, the attempt is over: those who wait for it have no deadline.

@@ -28,7 +28,8 @@ class Links {
   // The connection to a producer, made if there is none that can be used. Threads that want the
   // same one at once connect once, and share the outcome. Throws as shake_hands does;
   // kProducerExited when the one there is belongs to a dead producer. `promised`: the message that it
-  // is wanted for; where no link can be made on a connection, the producer is told.
+  // is wanted for; where no link can be made on a connection, the producer is told, and likewise where
+  // this process is ending (kNoChannel).
   [[nodiscard]] std::shared_ptr<ProducerLink> get(const ProducerAddress& address,
                                                   const Decline& promised);
 
@@ -56,7 +57,7 @@ class Links {
   // What this process holds of them, by address.
   [[nodiscard]] Holdings& holdings() noexcept { return holdings_; }
 
-  // The process ends: no claim is made any more, and leases of which nothing is left are given back.
+  // The process ends: no link is made any more, and leases of which nothing is left are given back.
   // What is forgotten stays mapped.
   void leave() noexcept;
 
@@ -79,6 +80,8 @@ class Links {
     std::shared_ptr<Attempt> attempt;  // while there is no link
   };
 
+  // This process is ending: tells the producer that it will not open the message.
+  void decline(const ProducerAddress& address, const Decline& promised) const noexcept;
   [[nodiscard]] std::shared_ptr<ProducerLink> connect(const ProducerAddress& address,
                                                       const std::shared_ptr<Attempt>& attempt);
   // `failure`: what those who wait are told, where there are words for it.

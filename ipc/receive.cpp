@@ -222,7 +222,7 @@ std::unique_ptr<ReceivedBlock> Receiver::receive(const Descriptor& descriptor,
     Claim claimed(link, unmapper_);
     find_mapping(claimed, ticket, options);
     const std::optional<std::uint32_t> slot = slot_for_claim(*link);
-    promise.claimed();  // or it will be, by another connection
+    promise.claimed();  // or it will be, or be declined, by another connection
     if (!slot) continue;
 
     claim(claimed, *link, ticket, *slot);

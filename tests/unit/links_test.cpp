@@ -8,7 +8,10 @@
 #include <thread>
 #include <variant>
 
+#include "ipc/descriptor.h"
 #include "ipc/fail_point_hooks.h"
+#include "ipc/receive.h"
+#include "tests/unit/allocator_support.h"
 #include "tests/unit/played_producer.h"
 #include "tests/unit/short_host_memory.h"
 
@@ -184,6 +187,49 @@ TEST_F(LinksTest, WhateverEndsAnAttemptWhoWaitsHasAnOutcome) {
     outcome = {};
     world_->forget_all();
   }
+}
+
+// It would wait until the message's time is over. The device may be gone by then, and is not called.
+TEST_F(LinksTest, WhenTheProcessEndsTheSenderHearsOfWhatIsNotOpened) {
+  world_->links.leave();
+  world_->sim->reset_calls();
+  EXPECT_EQ(get(*world_, 5), Outcome(ErrorCode::kNoChannel));
+  EXPECT_TRUE(eventually([&] { return welcoming_->heard_decline_of(5); }));
+  EXPECT_EQ(world_->sim->calls(CallKind::kRegister), 0U);
+  EXPECT_TRUE(world_->links.all().empty());
+}
+
+TEST_F(LinksTest, SoItDoesWhereTheProcessEndsWhileAThreadWaitsForAnothersLink) {
+  std::optional<Getting> other;
+  at_fail_point("connect.after_register", [&] {
+    other.emplace(*world_, 5);
+    std::this_thread::sleep_for(20ms);  // it may wait by then, or come later
+    world_->links.leave();
+  });
+  world_->links.forget(world_->links.get(world_->address(), {1, 1}));
+  EXPECT_EQ(other->outcome(), Outcome(ErrorCode::kNoChannel));
+  EXPECT_TRUE(eventually([&] { return welcoming_->heard_decline_of(5); }));
+  EXPECT_FALSE(welcoming_->heard_decline_of(1));
+}
+
+// Its row takes no claims any more by the time that a slot is wanted.
+TEST_F(LinksTest, SoItDoesWhereTheProcessEndsInTheMidstOfAReceive) {
+  ServiceThread releaser("test-releaser");
+  ReleaseQueue releases(world_->device, releaser, world_->unmapper);
+  LiveBlocks living;
+  ReceiveCounts counts;
+  Receiver receiver(world_->device, world_->links, releases, world_->unmapper, living, counts);
+  Descriptor message;
+  message.producer = world_->incarnation;
+  message.boot = boot_id();
+  message.directory = world_->address().directory;
+  message.socket_name = world_->address().socket_name;
+  message.ticket.export_index = 5;
+  message.ticket.generation = 1;
+  at_fail_point("receive.before_claim", [&] { world_->links.leave(); });
+  EXPECT_ERROR((void)receiver.receive(message, {}), kNoChannel);
+  for (auto& link : world_->links.all()) world_->links.forget(std::move(link));
+  EXPECT_TRUE(eventually([&] { return welcoming_->heard_decline_of(5); }));
 }
 
 // From then on the driver may be gone: nothing is unregistered any more.
