@@ -23,10 +23,24 @@ Timelines::Timelines(Device& device, std::uint32_t capacity, SharedMemory memory
 
 Timelines::~Timelines() {
   if (!registered_) return;
+  settle();
   try {
     device_.unregister_host_memory(memory_.data());
   } catch (const Error&) {
     // The device is gone; so is the registration.
+  }
+}
+
+// Nobody advances them any more. As a rule all have landed long ago, and nothing is asked of the
+// device; what a sender has enqueued whose link ended meanwhile may be under way.
+void Timelines::settle() noexcept {
+  for (std::uint32_t index = 0; index < entries_.size(); ++index) {
+    if (landed(entries_[index], index)) continue;
+    try {
+      device_.synchronize_device(entries_[index].key.first);
+    } catch (const Error&) {
+      // A device that is broken runs nothing any more.
+    }
   }
 }
 

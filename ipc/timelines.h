@@ -24,6 +24,8 @@ class Timelines {
   Timelines(Device& device, std::uint32_t capacity);
   // Over memory that another process has made for this one: a lease's. Nobody else advances it.
   Timelines(Device& device, std::uint32_t capacity, SharedMemory memory);
+  // The device forgets the memory when every number has landed: where one has not, it waits for that
+  // device. (A driver may do so by itself; nothing depends on that.)
   ~Timelines();
 
   // Behind everything that `stream` has queued: sets its timeline to a number of its own, and says
@@ -62,6 +64,7 @@ class Timelines {
   };
 
   void register_once();
+  void settle() noexcept;
   [[nodiscard]] std::uint32_t entry_of(const StreamKey& key);
   [[nodiscard]] bool landed(const Entry& entry, std::uint32_t index) const noexcept;
   [[nodiscard]] std::uint32_t take_over_landed(const StreamKey& key);

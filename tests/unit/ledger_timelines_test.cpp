@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -195,6 +197,34 @@ TEST_F(LedgerTimelines, TheEndTellsWhatWasReachedFromWhatWasNot) {
   EXPECT_FALSE(timelines.arrival(landed) == protocol::Arrival::kLost);
   EXPECT_FALSE(timelines.arrival({}) == protocol::Arrival::kLost);
   EXPECT_EQ(value(timelines, late), protocol::kTimelineEnded);
+}
+
+// What writes it then would write into memory that the device does not know.
+TEST_F(LedgerTimelines, TheDeviceForgetsThemWhenEveryNumberHasLanded) {
+  auto timelines = std::make_unique<Timelines>(sim(), 4);
+  const StreamRef a = stream();
+  (void)timelines->advance(stream());
+  const SimHold hold = sim().hold_stream(a);
+  (void)timelines->advance(a);
+  sim().reset_calls();
+  std::thread ends([&] { timelines.reset(); });
+  EXPECT_TRUE(testing::eventually([] { return sim().calls(CallKind::kSynchronize) == 1; },
+                                  std::chrono::seconds(5)));
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 0U);
+  sim().release_hold(hold);
+  ends.join();
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
+}
+
+TEST_F(LedgerTimelines, NobodyWaitsForTheDeviceWhereTheyHaveLanded) {
+  auto timelines = std::make_unique<Timelines>(sim(), 4);
+  const StreamRef a = stream();
+  (void)timelines->advance(a);
+  sim().synchronize_stream(a);
+  sim().reset_calls();
+  timelines.reset();
+  EXPECT_EQ(sim().calls(CallKind::kSynchronize), 0U);
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
 }
 
 }  // namespace
