@@ -95,6 +95,16 @@ capture_gate::StreamLives life_of(StreamRef current) {
                                 : capture_gate::StreamLives::kNobodyKnows;
 }
 
+// What the calling thread has announced: torch begins the capture right behind that, in the same
+// thread. 0: nothing.
+thread_local constinit std::uint64_t announced = 0;
+
+// torch says nothing when the beginning fails. But a thread that comes here again is past it: either
+// way it is over.
+void end_announcement() noexcept {
+  if (announced != 0) capture_gate::withdraw(std::exchange(announced, 0));
+}
+
 // A checkpoint, as torch hands it around.
 struct PoolState final : torch_cuda::AllocatorState {
   explicit PoolState(std::shared_ptr<const Checkpoint> made) : checkpoint(std::move(made)) {}
@@ -166,7 +176,9 @@ void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
     std::function<bool(StreamHandle)> accepts;
     bool announces = false;
     if (filter != nullptr) {
+      // Asked for every allocation while the route stands.
       accepts = [asked = std::move(filter), device](StreamHandle stream) {
+        end_announcement();
         const bool accepted = asked(static_cast<cudaStream_t>(stream));
         if (accepted) capture_gate::begun({device, stream});
         return accepted;
@@ -177,15 +189,16 @@ void Adapter::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
     }
     allocator_in_use().begin_allocate_to_pool(device, to_pool_id(pool), std::move(accepts),
                                               stream_to_ask(current, announces));
-    // torch begins the capture next, and says nothing when that fails: the announcement ends by
-    // itself then, and the program may destroy a stream of its own before.
-    if (announces) (void)capture_gate::announce(current, life_of(current));
+    // torch begins the capture next. Where that fails the announcement ends when this thread comes back
+    // (or by itself), and the program may destroy a stream of its own before.
+    if (announces) announced = capture_gate::announce(current, life_of(current));
   });
 }
 
 void Adapter::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
   if (in_forked_child()) return;
   for_torch([&] {
+    end_announcement();
     capture_gate::ended(current_stream(device));
     allocator_in_use().end_allocate_to_pool(device, to_pool_id(pool));
   });
@@ -204,6 +217,7 @@ bool Adapter::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t
 
 // Every device's part of it: MemPool does not say which one it means.
 void Adapter::emptyCache(c10::MempoolId_t pool) {
+  end_announcement();
   const PoolId id = to_pool_id(pool);
   if (!in_use() || (!id.is_default() && in_forked_child())) return;
   for_torch([&] {

@@ -99,6 +99,39 @@ TEST_F(PoolsOfTorch, TheRouteOfACaptureAnnouncesIt) {
   adapter().raw_delete(inside);
 }
 
+// torch does not say so, but the thread that was to begin it comes back.
+TEST_F(PoolsOfTorch, ACaptureThatHasFailedToBeginIsAnnouncedUntilItsThreadAllocates) {
+  SimDevice& sim = as_sim(allocator_in_use().device());
+  const StreamRef own{0, sim.create_stream(0)};
+  for (const StreamRef stream : {StreamRef{0, nullptr}, own}) {
+    const StreamHandle before = set_simulated_stream(stream);
+    const auto announced_at = std::chrono::steady_clock::now();
+    adapter().beginAllocateToPool(0, kPool, [](cudaStream_t) { return false; });
+    set_simulated_stream({0, before});
+    std::thread([] { adapter().raw_delete(adapter().raw_alloc(1000)); }).join();
+    EXPECT_TRUE(a_capture_is_announced() || std::chrono::steady_clock::now() - announced_at >=
+                                                capture_gate::kLongestAnnouncement);
+    adapter().raw_delete(adapter().raw_alloc(1000));
+    EXPECT_FALSE(a_capture_is_announced());
+    adapter().endAllocateToPool(0, kPool);
+    adapter().releasePool(0, kPool);
+  }
+  adapter().emptyCache({0, 0});
+  sim.destroy_stream(own);
+}
+
+TEST_F(PoolsOfTorch, SoItIsUntilItsThreadBeginsAnother) {
+  constexpr c10::MempoolId_t kLeft{0, 2};
+  adapter().beginAllocateToPool(0, kLeft, [](cudaStream_t) { return false; });
+  EXPECT_TRUE(a_capture_is_announced());
+  adapter().beginAllocateToPool(0, kPool, everything);
+  EXPECT_FALSE(a_capture_is_announced());
+  for (const c10::MempoolId_t& pool : {kPool, kLeft}) {
+    adapter().endAllocateToPool(0, pool);
+    adapter().releasePool(0, pool);
+  }
+}
+
 // The stream may be destroyed behind the end.
 TEST_F(PoolsOfTorch, TheEndOfARouteWaitsForWhoAsksAboutItsStream) {
   SimDevice& sim = as_sim(allocator_in_use().device());
