@@ -40,6 +40,11 @@ struct ReleaseJob {
   bool may_run_on = false;         // work of a device left out of `streams`, as lost, may run on
 };
 
+// No stream's passing would end it: none that used the block will pass, or what did may write it still.
+[[nodiscard]] inline bool ends_as_lost(const ReleaseJob& job) noexcept {
+  return job.streams.empty() || job.may_run_on;
+}
+
 // Nodes are made when a claim is received: giving it back never needs memory for them.
 using ReleaseJobs = std::list<ReleaseJob>;
 

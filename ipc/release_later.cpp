@@ -29,11 +29,17 @@ void ReleaseQueue::take_alike(const Alike& key, ReleaseJobs& jobs) {
   if (group.empty()) waiting_.erase(found);
 }
 
-// False: nothing has changed.
+// False: nothing is enqueued, and each has to go its own way.
 bool ReleaseQueue::enqueue_late(std::list<Batch>& one, StreamRoom::Taken& room) noexcept {
+  ReleaseJobs& jobs = one.front().jobs;
+  for (ReleaseJob& job : jobs) {
+    leave_lost_streams(job);
+    if (ends_as_lost(job)) return false;
+  }
   try {
+    // Asked for all by the first: they have the same streams.
     const StreamQuestion question(device_);
-    if (way_of(one.front().jobs.front(), false, question) != Way::kEnqueue) return false;
+    if (way_of(jobs.front(), false, question) != Way::kEnqueue) return false;
     LIMBO_FAIL_POINT("release.before_late");
   } catch (const std::exception&) {
     return false;  // no host memory, most likely
@@ -127,7 +133,7 @@ bool ReleaseQueue::run_when_idle() noexcept {
     ReleaseJob& job = one.front();
     try {
       leave_lost_streams(job);
-      if (job.streams.empty()) {
+      if (ends_as_lost(job)) {
         end_lost(one);
         continue;
       }

@@ -3,7 +3,8 @@
 // The streams of that device do nothing any more, so no release waits for them. Those of other
 // devices go on, whichever device the mapping is for: a release still waits for them, by a batch of
 // its own where the one that it had was behind a lost stream too. Where they are reported lost with
-// it (as on hardware), nothing tells when they end: then the end of the process gives back.
+// it (as on hardware), nothing tells when they end: then the end of the process gives back, whatever
+// else has used the block and goes on.
 #include <utility>
 
 #include "allocator/device/sim_device.h"
@@ -99,7 +100,7 @@ void ReleaseQueue::notice_loss(int device) noexcept {
       for (auto job = list->begin(); job != list->end();) {
         const auto current = job++;
         leave_lost_streams(*current);
-        if (!current->streams.empty()) continue;
+        if (list == &kept_ ? !current->streams.empty() : !ends_as_lost(*current)) continue;
         if (list == &kept_) begun(*current);  // anew
         lost.splice(lost.end(), *list, current);
       }

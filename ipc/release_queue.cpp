@@ -126,7 +126,7 @@ void ReleaseQueue::start(ReleaseJobs& one, bool fresh) noexcept {
 ReleaseQueue::Way ReleaseQueue::way_of(ReleaseJob& job, bool fresh,
                                        const StreamQuestion& question) {
   leave_lost_streams(job);
-  if (job.streams.empty()) return Way::kLost;
+  if (ends_as_lost(job)) return Way::kLost;
   if (any_lives(job.graphs)) return Way::kPark;
   if (job.in_graph || job.unknown_graph) return Way::kWhenIdle;
   bool captured = false;

@@ -23,7 +23,8 @@
 // streams. Where a block was used on no others, it is RELEASED by the host; else the release starts
 // again with those that are left. Slots whose batch may still write are never used again.
 // One GPU's fault makes the process's others report a loss too, and what runs there may run on. So
-// where others are lost as well, and who faulted cannot be told, what a device had used is kept.
+// where others are lost as well, and who faulted cannot be told, what a device had used is kept,
+// whatever else has used it and goes on.
 //
 // Captures: nothing of ours may become part of a graph, which would give back, at every launch, what
 // its slot holds by then. The questions and the enqueueing are one StreamQuestion, so that a capture

@@ -254,5 +254,79 @@ TEST_F(OneContextTest, ReleasesThatWaitComeBackToo) {
   expect_all_back();
 }
 
+// ---- two of three GPUs ------------------------------------------------------------------------
+
+// A reader that used blocks on two of its three GPUs. The third one is lost, and then one of the two:
+// which of them faulted cannot be told, so what that one runs may run on, though the other goes on.
+class TwoContextsTest : public SharingTest {
+ protected:
+  static ChildOptions on_three_gpus() {
+    return with({{"LIMBO_SIM_DEVICES", "3"}, {"CUDA_VISIBLE_DEVICES", "0,1,2"}});
+  }
+  TwoContextsTest() : SharingTest(on_three_gpus()) {}
+  void SetUp() override {
+    LIMBO_NEEDS_SIMULATED_DEVICE();
+    sender_.allocate("b", kMiB, 1);
+  }
+  void TearDown() override {
+    if (!IsSkipped()) SharingTest::TearDown();
+  }
+  void receive(const std::string& name, int device = 0) {
+    reader_.receive(name, sender_.share("b"), device);
+    reader_.record_stream(name, "default", 1 - device);
+  }
+  void lose_two(int of_the_used = 0) {
+    ASSERT_TRUE(reader_.lose_context(2));
+    ASSERT_TRUE(reader_.lose_context(of_the_used));
+  }
+  // Of the releases none is over before the process is, and all that was lent is held until then.
+  void expect_back_with_its_end(std::int64_t claims) {
+    sender_.free("b");
+    EXPECT_TRUE(sender_.becomes("in_flight", 0));
+    EXPECT_TRUE(reader_.becomes("releases_pending", 0));
+    EXPECT_FALSE(sender_.becomes("limbo", 0, milliseconds(200)));
+    EXPECT_EQ(sender_.stat("held_claims"), claims);
+    reader_.process().kill();
+    EXPECT_TRUE(sender_.becomes("limbo", 0));
+  }
+};
+
+TEST_F(TwoContextsTest, WhatIsReleasedLaterComesBackWithTheEndOfTheProcess) {
+  for (const int device : {0, 1}) receive("r" + std::to_string(device), device);
+  lose_two();
+  for (const char* name : {"r0", "r1"}) reader_.drop(name);
+  expect_back_with_its_end(2);
+}
+
+TEST_F(TwoContextsTest, WhatWasReleasedComesBackWithTheEndOfTheProcess) {
+  receive("r");
+  reader_.call("hold_stream");
+  reader_.drop("r");
+  lose_two();
+  expect_back_with_its_end(1);
+}
+
+// A stream of the GPU that goes on is gone: the release would wait until that one is idle.
+TEST_F(TwoContextsTest, SoDoesWhatAStreamHasUsedThatIsGone) {
+  reader_.receive("r", sender_.share("b"), 1);
+  reader_.use_stream("s");
+  reader_.record_stream("r", "s", 0);
+  reader_.use_stream("default");
+  reader_.destroy_stream("s");
+  lose_two(1);
+  reader_.drop("r");
+  expect_back_with_its_end(1);
+}
+
+TEST_F(TwoContextsTest, SoDoReleasesThatWait) {
+  const std::string messages = sender_.call("repeat 400 share b -1");
+  reader_.call("receive_many r " + messages);
+  reader_.call("repeat 400 record_stream r% default 1");
+  reader_.call("hold_stream");
+  reader_.call("repeat 400 drop r%");
+  lose_two();
+  expect_back_with_its_end(400);
+}
+
 }  // namespace
 }  // namespace limbo::testing

@@ -55,6 +55,7 @@ inline void expect_balance(Peer& sender, Peer& reader) {
 
 class SharingTest : public ::testing::Test {
  protected:
+  explicit SharingTest(const ChildOptions& options = {}) : sender_(options), reader_(options) {}
   // Whatever the test did: nothing is in limbo, nothing held, the allocator is whole, and neither
   // process has more than before.
   void TearDown() override {
