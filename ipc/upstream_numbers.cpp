@@ -20,7 +20,9 @@ Shortage UpstreamNumbers::add(UpstreamWord& list, const TimelinePoint& point, Fo
   if (list.lost || protocol::makes(protocol::Mistake::kUpstreamForgotten)) return Shortage::kNone;
   const Arrival arrival = forwarder.timelines->arrival(point.index, point.number);
   if (arrival == Arrival::kCame) return Shortage::kNone;
-  if (arrival == Arrival::kLost) {
+  // Its owner names only what is named already, or had come when it looked. Where its forwarder has set
+  // the word back, nobody could be told of that one's end.
+  if (arrival == Arrival::kLost || forwarder.signs == nullptr) {
     lose(list);
     return Shortage::kNone;
   }

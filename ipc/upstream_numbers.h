@@ -36,7 +36,8 @@ class UpstreamNumbers {
       : ledger_(ledger), records_(ledger.capacities().exports) {}
 
   // `list`, of an export that is not open yet, names `point` of `forwarder`'s, unless that has come.
-  // Work: the list's length. Answers kNone, kList or kRows.
+  // Where the forwarder's signs of death are not kept, what is still to come counts as lost. Work: the
+  // list's length. Answers kNone, kList or kRows.
   [[nodiscard]] Shortage add(protocol::UpstreamWord& list, const TimelinePoint& point,
                              Forwarder& forwarder);
   // The same for all that another list names. Work: the other's length, times what this one had before.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "ipc/fail_point_hooks.h"
 #include "ipc/protocol/upstream.h"
 #include "ipc/timelines.h"
 #include "tests/unit/producer_support.h"
@@ -397,6 +398,34 @@ TEST_F(Upstream, WhatFurtherMessagesWereBehindIsNamedToo) {
   EXPECT_ERROR((void)sent_on(asker, one, ask), kNotAvailableYet);
   EXPECT_EQ(stats().forwards, sends);
   end({&first, &second, &asker});
+}
+
+// The word is the forwarder's, and a broken one sets it back. Nothing that it has sent on is open, so
+// nobody could be told of its end.
+TEST_F(Upstream, WhatHadComeAndIsSaidNotToHaveIsLost) {
+  Forwarder broken(*this), asker(*this);
+  std::byte* other = allocate();
+  const ExportTicket over = pass_on(broken, share(other), 5);
+  producer_->take_back(broken.consumer.lease(), over.export_index, over.generation);
+  broken.consumer.release_all();
+  allocator_->free(other);
+  producer_->collect();
+  EXPECT_ERROR((void)producer_->forwarder_files(broken.consumer.lease()), kGone);
+  std::uint32_t slot = 0;
+  ASSERT_EQ(asker.consumer.claim(ticket_, &slot), ClaimVerdict::kStands);
+  ForwardRequest ask = request_of(ticket_, slot, 9);
+  ask.also_behind = {{broken.consumer.lease() + 1, 0, 7}};
+  broken.value(0).store(7);
+  at_fail_point("forward.after_pin", [&] { broken.value(0).store(0); });
+  const ExportTicket sent = sent_on(asker, ticket_, ask);
+  EXPECT_EQ(broken.value(0).load(), 0U);
+  EXPECT_EQ(word_of(sent), (UpstreamWord{true, 0, 0}));
+  EXPECT_ERROR((void)producer_->forwarder_files(broken.consumer.lease()), kGone);
+  const OwnOpen own = producer_->open_own(sent.export_index, sent.generation);
+  EXPECT_TRUE(ended_early(own));
+  for (const ForwardersNumber& number : own.behind) EXPECT_NE(number.signs, nullptr);
+  allocator_->unpin(own.block.block);
+  end({&broken, &asker});
 }
 
 TEST_F(Upstream, HostMemoryThatRunsOutLosesNothing) {
