@@ -143,6 +143,11 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     return deadline ? std::min(*deadline, next_collect) : next_collect;
   }
 
+  // Consumers go on talking while the process ends. From its end on nothing is taken back any more, since
+  // the last unpin of a block asks the device: what is left goes with the process. What the reaper
+  // answers calls no device and undoes no pin; others may wait for it.
+  [[nodiscard]] bool has_ended() const noexcept { return engine.ended.load(); }
+
   LeaseGrant add_lease(const LeasePeer& peer) override {
     const CollectsSoon behind{*this};
     return producer.add_lease(peer);
@@ -159,27 +164,33 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     try {
       engine.worker.post([this] {
         collects_soon.store(false);
-        if (!engine.ended.load()) (void)producer.collect();
+        if (!has_ended()) (void)producer.collect();
       });
     } catch (const std::exception&) {
       collects_soon.store(false);
     }
   }
   void lease_gone(std::uint32_t lease, const std::string& why) override {
-    producer.lease_gone(lease, why);
+    if (!has_ended()) producer.lease_gone(lease, why);
   }
   void lease_quiet(std::uint32_t lease) override {
-    if (!engine.ended.load()) producer.lease_quiet(lease);
+    if (!has_ended()) producer.lease_quiet(lease);
   }
   void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
-    producer.decline(lease, index, generation);
+    if (!has_ended()) producer.decline(lease, index, generation);
   }
   void take_back(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
-    producer.take_back(lease, index, generation);
+    if (!has_ended()) producer.take_back(lease, index, generation);
   }
-  void row_half_full(std::uint32_t lease) override { producer.row_half_full(lease); }
+  void row_half_full(std::uint32_t lease) override {
+    if (!has_ended()) producer.row_half_full(lease);
+  }
   protocol::ClaimTarget forward(std::uint32_t lease, const ForwardRequest& request, int pidfd,
                                 int life_line, std::uint32_t life_line_flags) override {
+    if (has_ended()) {
+      throw Error(ErrorCode::kProducerExited, "The process that the memory is of is ending.",
+                  "Send a clone() of it.");
+    }
     const CollectsSoon behind{*this};
     return producer.forward(lease, request, pidfd, life_line, life_line_flags);
   }
@@ -195,14 +206,18 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     const CollectsSoon behind{*this};
     producer.heard(lease, made);
   }
-  void hears_no_more(std::uint32_t lease) override { producer.hears_no_more(lease); }
+  void hears_no_more(std::uint32_t lease) override {
+    if (!has_ended()) producer.hears_no_more(lease);
+  }
   void lease_forced(std::uint32_t lease) override {
-    if (!engine.ended.load()) producer.lease_forced(lease);
+    if (!has_ended()) producer.lease_forced(lease);
   }
   bool lease_left(std::uint32_t lease) override {
-    return !engine.ended.load() && producer.lease_left(lease);
+    return !has_ended() && producer.lease_left(lease);
   }
-  void context_lost(std::uint32_t lease) override { producer.lease_lost_context(lease); }
+  void context_lost(std::uint32_t lease) override {
+    if (!has_ended()) producer.lease_lost_context(lease);
+  }
 
   // Told again and again: a late write may have set a timeline back.
   void look_for_a_lost_context() {
@@ -210,7 +225,7 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   }
 
   Acquired acquire_for_other(const std::string& name) override {
-    if (engine.ended.load()) {
+    if (has_ended()) {
       throw Error(ErrorCode::kProducerExited, "The process that publishes this is ending.");
     }
     Bytes message = publications.acquire(name);
@@ -218,11 +233,11 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
     return {std::move(message), {ticket.export_index, ticket.generation}};
   }
   void not_delivered(const protocol::ClaimTarget& made) override {
-    producer.withdraw(made.export_index, made.generation);
+    if (!has_ended()) producer.withdraw(made.export_index, made.generation);
   }
   std::vector<std::string> published() override { return publications.list(); }
   std::vector<Holder> lent_to() override {
-    return engine.ended.load() ? std::vector<Holder>{} : producer.holders();
+    return has_ended() ? std::vector<Holder>{} : producer.holders();
   }
   Reaped reaped() override {
     SharingStats stats;
