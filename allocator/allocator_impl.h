@@ -182,6 +182,9 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   // A block whose word says that it is cached: into this thread's cache, or to the free lists, as
   // what must make room for it.
   void put_or_give(ThreadCache& cache, Block* block) noexcept;
+  // Heap lock held: more blocks of the request's size for this thread's cache, where it has missed
+  // that size before.
+  void take_ahead(DeviceHeap& from, const Request& request) noexcept;
   void give_own(DeviceHeap& at, ThreadCache& cache) noexcept;
   // Everything that caches and the depot hold of a device to its free lists. The second: and a block
   // for the request out of them, null if there is none. All of it is one moment: what is free then,

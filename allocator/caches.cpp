@@ -109,6 +109,24 @@ void Allocator::Impl::put_or_give(ThreadCache& cache, Block* block) noexcept {
   at.give_all(overflow, own_counters(at));
 }
 
+// Where several threads want the heap lock at once, who has it takes what it will come for again.
+void Allocator::Impl::take_ahead(DeviceHeap& from, const Request& request) noexcept {
+  if (request.pool != nullptr || sizes::is_large(request.size_bytes)) return;
+  ThreadCache* const cache = thread_cache();
+  if (cache == nullptr || from.counters.caches_bypassed()) return;
+  const GateVisit visit(cache->gate());
+  StreamCache* const to = visit ? cache->find(request.stream) : nullptr;
+  if (to == nullptr) return;
+  const CountersChange change(from.counters, own_counters(from));
+  for (std::uint32_t wanted = to->count_miss(request.size_bytes); wanted > 0; --wanted) {
+    Block* block = from.find_fit(*from.default_pool, request.stream.handle, request.size_bytes);
+    if (block == nullptr || !from.try_cut_for_cache(block, request.size_bytes)) return;
+    if (cache->put(*to, block, nullptr)) continue;
+    from.give(block, true);
+    return;
+  }
+}
+
 void Allocator::Impl::give_own(DeviceHeap& at, ThreadCache& cache) noexcept {
   ChainList all;
   // Going into the gate never waits, and nobody waits for this lock inside of it.

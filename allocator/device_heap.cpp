@@ -180,12 +180,32 @@ void* DeviceHeap::hand_out(Block* block, std::size_t size_bytes, std::size_t req
   return hand_over(block, requested_bytes);
 }
 
-// A free block, in no list, is allocated from now on.
-void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) noexcept {
+bool DeviceHeap::try_cut_for_cache(Block* block, std::size_t size_bytes) noexcept {
+  try {
+    cut(block, size_bytes);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  count_out(block);
+  if (block->split) {
+    counters.add(kInactive, block->segment->large, 1);
+    counters.add(kInactiveBytes, block->segment->large, block->size_bytes);
+  }
+  block->set_state(BlockState::kCached);
+  return true;
+}
+
+// A free block, in no list, is its segment's no more.
+void DeviceHeap::count_out(Block* block) noexcept {
   block->split = is_part(block);
   Piece& piece = block->segment->piece_of(*block);
   ++piece.blocks_out;
   piece.kept_for_readers = false;  // asked anew when it is free again
+}
+
+// A free block, in no list, is allocated from now on.
+void* DeviceHeap::hand_over(Block* block, std::size_t requested_bytes) noexcept {
+  count_out(block);
   block->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   counters.add_handed_out(block->segment->large, block->size_bytes, requested_bytes);
   const std::uint64_t word = block->word.load(std::memory_order_relaxed);

@@ -73,6 +73,10 @@ class DeviceHeap {
   // std::bad_alloc, and then the block is free as before.
   [[nodiscard]] void* hand_out(Block* block, std::size_t size_bytes, std::size_t requested_bytes);
 
+  // Cuts a free block for a thread's cache, in whose hands it is from now on. False: there is no host
+  // memory for the rest, and nothing has happened.
+  [[nodiscard]] bool try_cut_for_cache(Block* block, std::size_t size_bytes) noexcept;
+
   // Makes a block free memory and merges it with its neighbours. `was_cached`: it was counted as
   // inactive. The caller has taken it out of the active numbers.
   void give(Block* block, bool was_cached) noexcept;
@@ -249,6 +253,7 @@ class DeviceHeap {
 
  private:
   void cut(Block* block, std::size_t size_bytes);
+  void count_out(Block* block) noexcept;
   void* hand_over(Block* block, std::size_t requested_bytes) noexcept;
   [[nodiscard]] std::uint64_t note(Block* block) noexcept;
   void count_in(const Segment& segment) noexcept;

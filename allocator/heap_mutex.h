@@ -18,6 +18,12 @@ class HeapMutex {
       lock_taken();
     }
   }
+  // As lock; whether somebody else had it.
+  [[nodiscard]] bool lock_was_taken() noexcept {
+    if (try_lock()) return false;
+    lock_taken();
+    return true;
+  }
   [[nodiscard]] bool try_lock() noexcept {
     int free = kFree;
     return state_.compare_exchange_strong(free, kLocked, std::memory_order_acquire,

@@ -40,8 +40,11 @@ bool leaves_much(const Block& block, std::size_t size_bytes) noexcept {
 }  // namespace
 
 void* Allocator::Impl::take_central(DeviceHeap& from, const Request& request, Fit fit) {
-  const std::lock_guard lock(from.mutex);
-  return take_free(from, request, fit);
+  const bool awaited = from.mutex.lock_was_taken();
+  const std::lock_guard lock(from.mutex, std::adopt_lock);
+  void* data = take_free(from, request, fit);
+  if (awaited && data != nullptr) take_ahead(from, request);
+  return data;
 }
 
 void* Allocator::Impl::take_free(DeviceHeap& from, const Request& request, Fit fit) {

@@ -10,9 +10,16 @@ namespace limbo {
 namespace {
 
 // How many blocks a chain may hold: deep enough to make trips to the depot rare, at most 2 MiB.
-std::uint32_t chain_limit(std::size_t size_bytes) noexcept {
+std::uint16_t chain_limit(std::size_t size_bytes) noexcept {
   constexpr std::size_t kMaxBlocks = 64;
   constexpr std::size_t kMaxBytes = 2 * sizes::kMiB;
+  return static_cast<std::uint16_t>(std::min(kMaxBlocks, kMaxBytes / size_bytes));
+}
+
+// How many blocks a miss may fetch ahead: half a chain, at most 128 KiB.
+std::uint32_t ahead_limit(std::size_t size_bytes) noexcept {
+  constexpr std::size_t kMaxBlocks = 32;
+  constexpr std::size_t kMaxBytes = sizes::kMiB / 8;
   return static_cast<std::uint32_t>(std::min(kMaxBlocks, kMaxBytes / size_bytes));
 }
 
@@ -52,6 +59,14 @@ Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_b
     bin.set_active(found);
   }
   return try_take(size_bytes);
+}
+
+std::uint32_t StreamCache::count_miss(std::size_t size_bytes) noexcept {
+  Bin& bin = use_bin(size_class(size_bytes));
+  const std::uint32_t most = ahead_limit(size_bytes);
+  const std::uint32_t ahead = std::min<std::uint32_t>(bin.ahead, most);
+  bin.ahead = static_cast<std::uint16_t>(std::clamp<std::uint32_t>(2 * ahead, 1, 32));
+  return ahead;
 }
 
 bool StreamCache::put(Block* block, std::size_t* left_bytes, ChainList* overflow) noexcept {

@@ -67,6 +67,12 @@ class StreamCache {
   // `*from_depot_bytes` is raised by what came from the depot.
   [[nodiscard]] Block* take(std::size_t size_bytes, std::size_t* from_depot_bytes) noexcept;
 
+  // A small size was missed here and in the heap's free memory found, which other threads wanted too:
+  // how many blocks more to fetch at once. None at the first miss since the caches were emptied, then
+  // one, and twice as many each time: a size that is wanted again and again soon costs few locks, and
+  // for one that is not nothing is cut.
+  [[nodiscard]] std::uint32_t count_miss(std::size_t size_bytes) noexcept;
+
   // Takes the block in. What no longer fits goes to the depot, or is added to `*overflow`, for the
   // central free lists; where `overflow` is null it is false, and nothing has happened.
   // `*left_bytes` is raised by what went.
@@ -98,7 +104,8 @@ class StreamCache {
     // used_bins_.
     Block* head = nullptr;
     std::uint32_t count = 0;
-    std::uint32_t limit = 0;
+    std::uint16_t limit = 0;
+    std::uint16_t ahead = 0;  // what the next miss fetches more: see count_miss
     Chain spare;
 
     [[nodiscard]] Chain active() const noexcept { return {head, count}; }
