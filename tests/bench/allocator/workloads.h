@@ -24,32 +24,36 @@ namespace limbo::bench {
 
 inline constexpr std::size_t kCrewSize = 16;
 
-// One thread puts pointers in, another takes them out.
+// One thread puts pointers in, another takes them out. Both tell each other only of whole cache lines
+// of them: told of each by itself, two processors that are equally fast would wait for each other's
+// lines at every pointer, which costs more than what is measured.
 class Ring {
  public:
   void put(void* data) noexcept {
     while (head_ - tail_seen_ == kSlots)
       wait_for([&] {
-        tail_seen_ = tail_.load(std::memory_order_acquire);
+        tail_seen_ = taken_.load(std::memory_order_acquire);
         return head_ - tail_seen_ < kSlots;
       });
     slots_[head_ % kSlots] = data;
-    published_.store(++head_, std::memory_order_release);
+    if (++head_ % kSlotsOfLine == 0) flush();
   }
+  // What was put and not yet told of.
+  void flush() noexcept { published_.store(head_, std::memory_order_release); }
   [[nodiscard]] void* take() noexcept {
-    const std::size_t at = tail_.load(std::memory_order_relaxed);
-    while (at == head_seen_)
+    while (tail_ == head_seen_)
       wait_for([&] {
         head_seen_ = published_.load(std::memory_order_acquire);
-        return at < head_seen_;
+        return tail_ < head_seen_;
       });
-    void* data = slots_[at % kSlots];
-    tail_.store(at + 1, std::memory_order_release);
+    void* data = slots_[tail_ % kSlots];
+    if (++tail_ % kSlotsOfLine == 0) taken_.store(tail_, std::memory_order_release);
     return data;
   }
 
  private:
   static constexpr std::size_t kSlots = 1024;
+  static constexpr std::size_t kSlotsOfLine = 64 / sizeof(void*);
 
   template <class Ready>
   static void wait_for(const Ready& ready) noexcept {
@@ -61,9 +65,17 @@ class Ring {
   alignas(64) std::size_t head_ = 0;  // the producer's
   std::size_t tail_seen_ = 0;
   alignas(64) std::atomic<std::size_t> published_{0};
-  alignas(64) std::size_t head_seen_ = 0;  // the consumer's
-  alignas(64) std::atomic<std::size_t> tail_{0};
+  alignas(64) std::size_t tail_ = 0;  // the consumer's
+  std::size_t head_seen_ = 0;
+  alignas(64) std::atomic<std::size_t> taken_{0};
   alignas(64) std::array<void*, kSlots> slots_{};
+};
+
+// An allocator that does nothing: what the ring costs by itself.
+struct Nothing {
+  static void* allocate(std::size_t) noexcept { return &here; }
+  static void free(void*) noexcept {}
+  static inline char here = 0;
 };
 
 template <class Subject>
@@ -81,6 +93,7 @@ double cross_thread(Crew& crew, std::size_t pair_count, std::uint64_t count) {
     Ring& ring = rings[index / 2];
     if (index % 2 == 0) {
       for (std::uint64_t i = 0; i < count; ++i) ring.put(Subject::allocate(4096));
+      ring.flush();
     } else {
       for (std::uint64_t i = 0; i < count; ++i) Subject::free(ring.take());
     }
@@ -108,6 +121,7 @@ double training(Crew& crew, std::uint64_t count) {
           activations[i] = Subject::allocate(kActivations[i % kActivations.size()]);
         }
         for (std::size_t i = kForward; i-- > 0;) forward.put(activations[i]);
+        forward.flush();
         for (std::size_t i = 0; i < kBackward; ++i) Subject::free(backward.take());
       } else {
         for (std::size_t i = 0; i < kForward; ++i) {
@@ -115,6 +129,7 @@ double training(Crew& crew, std::uint64_t count) {
           if (i % 4 != 0) backward.put(Subject::allocate(kGradients[i % kGradients.size()]));
           Subject::free(activation);
         }
+        backward.flush();
       }
     }
   });
@@ -209,6 +224,9 @@ std::vector<Measurement> common_rows(Crew& crew, double pair_budget_ns) {
           return cross_thread<Subject>(crew, pair_count, count);
         });
   }
+  add("ring-8", "the part of cross-8 that hands pointers over, with nothing allocated",
+      Unit::kNanoseconds, std::nullopt, 1,
+      [&crew](std::uint64_t count) { return cross_thread<Nothing>(crew, 8, count); });
   add("training",
       "a thread allocates 600 blocks, another frees them and allocates 450, which the first frees: "
       "a "
