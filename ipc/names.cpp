@@ -25,6 +25,7 @@ namespace {
 constexpr std::chrono::milliseconds kLockWithin{2000};
 constexpr const char* kFolder = "names";
 constexpr const char* kLockFile = ".lock";
+constexpr const char* kNewSuffix = ".new";
 constexpr std::string_view kUp = "../";
 
 [[noreturn]] void fail(const RuntimeDirectory& directory, const std::string& what) {
@@ -79,20 +80,39 @@ std::string who(bool self, pid_t pid) {
   return pid != 0 ? "process " + std::to_string(pid) : "somebody who cannot be told";
 }
 
-std::vector<std::string> names_in(const OwnedFd& folder) {
-  std::vector<std::string> names;
-  const int copy = ::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+template <typename Visitor>
+void for_each_entry(int folder, Visitor&& visit) {
+  const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* listing = copy >= 0 ? ::fdopendir(copy) : nullptr;
   if (listing == nullptr) {
     if (copy >= 0) ::close(copy);
-    return names;
+    return;
   }
-  while (const dirent* entry = ::readdir(listing)) {
-    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
-  }
+  while (const dirent* entry = ::readdir(listing)) visit(std::string(entry->d_name));
   ::closedir(listing);
+}
+
+std::vector<std::string> names_in(const OwnedFd& folder) {
+  std::vector<std::string> names;
+  for_each_entry(folder.get(), [&](std::string entry) {
+    if (!entry.starts_with('.')) names.push_back(std::move(entry));
+  });
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// The links that the dead were making. Those of the living are left alone: one may have failed at it.
+void remove_leftovers(const RuntimeDirectory& directory, int folder) {
+  std::vector<std::string> unfinished;
+  for_each_entry(folder, [&](std::string entry) {
+    if (entry.starts_with('.') && entry.ends_with(kNewSuffix)) {
+      unfinished.push_back(std::move(entry));
+    }
+  });
+  for (const std::string& entry : unfinished) {
+    const auto socket = socket_of(read_link(folder, entry));
+    if (socket && !listener_pid(directory, *socket)) ::unlinkat(folder, entry.c_str(), 0);
+  }
 }
 
 }  // namespace
@@ -150,6 +170,7 @@ class OwnNames::Files {
   [[nodiscard]] const std::string& owner() const { return owner_; }
 
   void make_new() const {
+    remove_leftovers(names_.directory_, folder());
     const std::string target = names_.target();
     const std::string link = new_name();
     if (::symlinkat(target.c_str(), folder(), link.c_str()) != 0 && errno != EEXIST) {
@@ -170,7 +191,7 @@ class OwnNames::Files {
 
  private:
   [[nodiscard]] int folder() const { return names_.names_.get(); }
-  [[nodiscard]] std::string new_name() const { return "." + to_string(names_.own_) + ".new"; }
+  [[nodiscard]] std::string new_name() const { return "." + to_string(names_.own_) + kNewSuffix; }
   [[nodiscard]] bool set(short kind) const {
     struct flock whole {};
     whole.l_type = kind;

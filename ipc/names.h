@@ -17,8 +17,8 @@
 //
 // Dead is a link whose socket is not there, is refused, or whose listener has ended: it is passed
 // over, and replaced by whoever wants the name. Anything else has a living owner. A death at any
-// point leaves a dead link, a link under a maker's own name (which nobody looks at), or nothing; the
-// kernel lets go of the lock.
+// point leaves a dead link, a link under a maker's own name (which goes when the next one publishes), or
+// nothing; the kernel lets go of the lock.
 #pragma once
 
 #include <mutex>

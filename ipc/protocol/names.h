@@ -7,7 +7,10 @@
 // | entry        | from             | to            | who, and how               | why a death is harmless   |
 // |--------------|------------------|---------------|----------------------------|---------------------------|
 // | the lock     | open             | locked        | anybody: a record lock     | the kernel lets it go     |
-// | a new link   | none, or its own | its own       | its maker alone: symlink   | nobody else looks at it   |
+// | a new link   | none, or its own | its own       | its maker, locked: symlink | nobody takes it for a     |
+// |              |                  |               |                            | name; the next row        |
+// |              | a dead maker's   | none          | whoever makes one, locked: | as if it had come before  |
+// |              |                  |               | unlink                     |                           |
 // | NAME         | none, or a dead  | its taker's   | its taker, locked: rename  | it leads to the dead: the |
 // |              | process's        |               | of the new link            | next one takes it         |
 // | NAME         | its own          | none          | its owner, locked: unlink  | as if it had come before  |
@@ -31,7 +34,8 @@ namespace limbo::protocol {
 //   bool is_there(Link)         not asked of anybody: it is something
 //   bool is_own(Link)           neither: it leads to this process
 //   bool has_living_owner(Link) what is in doubt is alive
-//   void make_new()             the new link; a leftover of one's own says the same
+//   void make_new()             the new link; a leftover of one's own says the same, and what the dead
+//                               were making goes
 //   void put_in_place()         renames it to NAME
 //   void remove()               unlinks NAME
 // What throws is through with it: the policy's end lets the lock go.

@@ -37,6 +37,16 @@ class NamesProcessTest : public SharingTest {
   [[nodiscard]] fs::path link(const std::string& name) const {
     return fs::path(sandbox_.runtime_dir()) / "names" / name;
   }
+  // What there is in the folder, in order; a link that is being made as "*.new".
+  [[nodiscard]] std::vector<std::string> entries() const {
+    std::vector<std::string> found;
+    for (const fs::directory_entry& entry : fs::directory_iterator(link("").parent_path())) {
+      const fs::path name = entry.path().filename();
+      found.push_back(name.extension() == ".new" ? "*.new" : name.string());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
 };
 
 TEST_F(NamesProcessTest, WhatIsPublishedIsAcquiredByAnotherProcess) {
@@ -109,6 +119,19 @@ TEST_F(NamesProcessTest, ANameOfTheDeadIsPassedOverAndReplaced) {
   reader_.receive("x", reader_.acquire("weights"));
   EXPECT_TRUE(reader_.holds("x", 8));
   reader_.drop("x");
+  EXPECT_TRUE(sender_.unpublish("weights"));
+}
+
+TEST_F(NamesProcessTest, WhoDiesWhilePublishingLeavesNothingToTheNext) {
+  Peer dead;
+  dead.allocate("a", kMiB, 7);
+  dead.set_fail_points("names.before_rename=crash");
+  dead.send("publish weights a");
+  EXPECT_TRUE(dead.process().wait().signalled);
+  EXPECT_EQ(entries(), (std::vector<std::string>{"*.new", ".lock"}));
+  sender_.allocate("b", kMiB, 8);
+  sender_.publish("weights", "b");
+  EXPECT_EQ(entries(), (std::vector<std::string>{".lock", "weights"}));
   EXPECT_TRUE(sender_.unpublish("weights"));
 }
 

@@ -43,7 +43,8 @@ std::uint64_t left_behind(const testing::Balance& before) {
   // Who lends clears away what others were binding when they died, but not before it is a minute old.
   // And the folder of names and its lock are for all who come.
   std::erase_if(after.runtime_files, [](const std::string& name) {
-    return name.ends_with(".new") || name.ends_with("/names") || name.ends_with("/names/.lock");
+    return name.ends_with(".sock.new") || name.ends_with("/names") ||
+           name.ends_with("/names/.lock");
   });
   const std::string text = testing::left_behind(before, after);
   if (!text.empty()) std::fprintf(stderr, "left behind:\n%s", text.c_str());

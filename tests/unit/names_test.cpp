@@ -162,6 +162,31 @@ TEST_F(NamesTest, AFailureOnTheWayLeavesTheNameFreeAndTheLockOpen) {
   EXPECT_FALSE(look_up_name("weights"));
 }
 
+// Whoever died before its link had a name, and whoever has one on its way still.
+TEST_F(NamesTest, WhatTheDeadWereMakingGoesWithTheNextName) {
+  const auto unfinished = [&] {
+    const fs::directory_iterator entries(folder());
+    return std::count_if(begin(entries), end(entries), [](const fs::directory_entry& entry) {
+      return entry.path().extension() == ".new";
+    });
+  };
+  Publisher dead(directory_);
+  Publisher living(directory_);
+  for (Publisher* each : {&dead, &living}) {
+    set_fail_points("names.before_rename=error");
+    EXPECT_THROW(each->names.add("weights"), Error);
+  }
+  set_fail_points("");
+  fs::create_symlink("/etc/passwd", folder() / ".elsewhere.new");
+  EXPECT_EQ(unfinished(), 3);
+  dead.die();
+  Publisher other(directory_);
+  other.names.add("weights");
+  EXPECT_EQ(unfinished(), 2);
+  living.names.add("biases");
+  EXPECT_EQ(unfinished(), 1);
+}
+
 TEST_F(NamesTest, EveryDirectoryOfTheSearchIsLookedThrough) {
   const fs::path session = sandbox_.path() / "session";
   fs::create_directories(session / "limbo");
