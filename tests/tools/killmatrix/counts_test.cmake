@@ -1,11 +1,20 @@
-# --json counts every kill in one way: PROGRAM is the kill matrix.
+# --json counts every kill in one way, and the last line is what it always is: PROGRAM is the kill
+# matrix.
 execute_process(COMMAND ${PROGRAM} --json --seed 7 --kills 120 --seconds 60 RESULT_VARIABLE status
                 OUTPUT_VARIABLE result)
 message("${result}")
 if(NOT status STREQUAL "0")
   message(FATAL_ERROR "the kill matrix ended with status ${status}")
 endif()
+if(NOT result MATCHES "^({.*})\nkills=([0-9]+) sends=[0-9]+ lost=0 early=0 hung=0 fds=\\+0\n$")
+  message(FATAL_ERROR "it does not end with a line of its counts")
+endif()
+set(result "${CMAKE_MATCH_1}")
+set(said "${CMAKE_MATCH_2}")
 string(JSON kills GET "${result}" kills)
+if(NOT kills EQUAL said)
+  message(FATAL_ERROR "${kills} kills, and ${said} in the last line")
+endif()
 string(JSON ways GET "${result}" ways)
 string(JSON count LENGTH "${ways}")
 math(EXPR last "${count} - 1")

@@ -43,8 +43,8 @@ the ledgers are checked; now and then all give back what they hold, and everythi
                    not come back (dirty-first), or is not found under its name (names-unlocked).
                    With another one of ipc/protocol/mistakes.h: any harm
   --harmless       with --sabotage: all as there, its delays too, but nobody makes the mistake
-  --json           the result as JSON, with the kills in each way and at each fail point, and the
-                   points that were never passed
+  --json           the result as JSON, a line before the last, with the kills in each way and at each
+                   fail point, and the points that were never passed
   --verbose        how it goes, at every look at the balance
   --help           this text
 
@@ -52,7 +52,8 @@ The last line is `kills=K sends=N lost=L early=E hung=H fds=+F`: what was lost (
 met an error without a reason), reused too early, did not end in time, and how many descriptors and
 files stayed behind. The exit status is 0 when L, E, H and F are 0, else 1, which is a sabotage's; 2
 for a wrong command line. What was found is told on standard error, with the last actions of the
-process. With --sabotage the line before the last says whether the mistake has done its harm.
+process. With --sabotage the line before the last says whether the mistake has done its harm, as
+text or as JSON.
 )";
 
 std::uint64_t number(std::string_view option, const std::string& text, std::uint64_t minimum,

@@ -130,10 +130,10 @@ bool report(const Options& options, const Arena& arena, const Result& result,
     print_json(options, arena, result, left_behind, seconds);
   } else {
     print_text(options, arena, result, seconds);
-    std::printf("kills=%llu sends=%llu lost=%llu early=%llu hung=%llu fds=+%llu\n",
-                static_cast<Number>(result.kills), static_cast<Number>(arena.sends.load()), lost,
-                early, static_cast<Number>(result.hung), static_cast<Number>(left_behind));
   }
+  std::printf("kills=%llu sends=%llu lost=%llu early=%llu hung=%llu fds=+%llu\n",
+              static_cast<Number>(result.kills), static_cast<Number>(arena.sends.load()), lost,
+              early, static_cast<Number>(result.hung), static_cast<Number>(left_behind));
   return lost == 0 && early == 0 && result.hung == 0 && left_behind == 0;
 }
 
