@@ -37,6 +37,8 @@ struct SlotPage {
   std::atomic<std::uint64_t> helper_busy_since_us{0};
   std::atomic<std::int32_t> fork_child{0};  // its pid
   std::atomic<bool> context_lost{false};    // its device refuses everything
+  std::atomic<bool> may_fail{false};        // some fail point throws: a connection may end of it
+  std::atomic<bool> has_flooded{false};     // it may have more claims than a row takes
   std::atomic<std::uint32_t> next_line{0};
   std::array<LogLine, 128> lines;
 };

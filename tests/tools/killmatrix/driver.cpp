@@ -77,6 +77,8 @@ void Driver::fork_into(Slot& slot, void (*life)(const Birth&)) {
   page.helper_busy_since_us.store(0);
   page.fork_child.store(0);
   page.context_lost.store(false);
+  page.may_fail.store(slot.plan.fail_points.find("=error") != std::string::npos);
+  page.has_flooded.store(false);
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     throw std::runtime_error(std::string("socketpair: ") + std::strerror(errno));

@@ -15,6 +15,8 @@ constexpr int kNoDevice = 999;
 constexpr std::chrono::milliseconds kSentOnFor{600};
 constexpr std::uint64_t kMustOpenFor_us = 150'000;
 constexpr std::size_t kFlood = 320;  // more than wait on a stream, fewer than a row takes
+// The shortest deadline of a channel, nearly: whoever is stopped, or has no turn, may miss it.
+constexpr std::uint64_t kDeadline_us = 900'000;
 // A driver meets the end of a process before that is known here.
 constexpr std::chrono::milliseconds kUntilDeathIsSeen{2000};
 
@@ -116,10 +118,11 @@ void Reader::open(const Mail& mail) {
   options.current_stream = [stream](int) { return stream; };
   diary_.line("receive from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
   Held held;
+  const std::uint64_t asked_us = now_us();
   try {
     held.block = process_sharing().receive(mail.descriptor, options).block;
   } catch (const Error& failure) {
-    refused(mail.letter, failure);
+    refused(mail.letter, asked_us, failure);
     return;
   }
   diary_.arena().receives.fetch_add(1);
@@ -135,11 +138,12 @@ void Reader::receive_in_vain(const Mail& mail) {
   ReceiveOptions options;
   options.device = kNoDevice;
   diary_.line("receive in vain from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
+  const std::uint64_t asked_us = now_us();
   try {
     (void)process_sharing().receive(mail.descriptor, options);
     diary_.found(Harm::kOther, "received on device %d, which does not exist", kNoDevice);
   } catch (const Error& failure) {
-    if (failure.code() != ErrorCode::kBadArgument) refused(mail.letter, failure);
+    if (failure.code() != ErrorCode::kBadArgument) refused(mail.letter, asked_us, failure);
   }
 }
 
@@ -149,13 +153,15 @@ void Reader::flood(const Mail& mail) {
   options.current_stream = [stream](int) { return stream; };
   diary_.line("flood from %u, canary %u", mail.letter.from.slot, mail.letter.canary);
   std::vector<std::unique_ptr<ReceivedBlock>> blocks;
+  diary_.arena().slots[diary_.slot()].has_flooded.store(true);
+  const std::uint64_t asked_us = now_us();
   try {
     while (blocks.size() < kFlood) {
       blocks.push_back(process_sharing().receive(mail.descriptor, options).block);
     }
   } catch (const Error& failure) {
     if (blocks.empty()) {
-      refused(mail.letter, failure);
+      refused(mail.letter, asked_us, failure);
     } else {
       diary_.line("flood of %zu: %.80s", blocks.size(), failure.what());
     }
@@ -164,7 +170,7 @@ void Reader::flood(const Mail& mail) {
 }
 
 // What a receiver may be told, and what it may not.
-void Reader::refused(const Letter& letter, const Error& failure) {
+void Reader::refused(const Letter& letter, std::uint64_t asked_us, const Error& failure) {
   diary_.line("refused: %.100s", failure.what());
   if (is_planned(failure, diary_) || diary_.context_lost()) return;
   switch (failure.code()) {
@@ -178,10 +184,6 @@ void Reader::refused(const Letter& letter, const Error& failure) {
                      letter.from.slot, letter.from.incarnation, letter.canary, failure.what());
       }
       break;
-    case ErrorCode::kProducerExited:
-    case ErrorCode::kNoChannel:
-    case ErrorCode::kLedgerFull:
-      break;
     case ErrorCode::kBadDescriptor:
       diary_.found(Harm::kEarly,
                    "an export of process %u, canary %u, was another one behind a "
@@ -189,12 +191,33 @@ void Reader::refused(const Letter& letter, const Error& failure) {
                    letter.from.slot, letter.canary, failure.what());
       break;
     default:
-      // A driver may take its time over the end of a process.
-      if (failure.code() == ErrorCode::kDeviceError && sender_ends_soon(letter)) break;
-      diary_.found(Harm::kOther, "receiving from process %u, canary %u: %s", letter.from.slot,
-                   letter.canary, failure.what());
+      if (may_be_refused(letter, asked_us, failure.code())) break;
+      diary_.found(Harm::kOther,
+                   "receiving from process %u, incarnation %u, canary %u, asked %llu ms ago: %s",
+                   letter.from.slot, letter.from.incarnation, letter.canary,
+                   static_cast<unsigned long long>((now_us() - asked_us) / 1000), failure.what());
   }
   diary_.arena().refusals.fetch_add(1);
+}
+
+// Whether such an error has a reason, of a message that nobody has ended. Who ends says so before: of the
+// living nobody says that they have exited.
+bool Reader::may_be_refused(const Letter& letter, std::uint64_t asked_us, ErrorCode code) const {
+  const SlotPage& own = diary_.arena().slots[diary_.slot()];
+  switch (code) {
+    case ErrorCode::kNoChannel:
+      return now_us() - asked_us >= kDeadline_us || own.may_fail.load() ||
+             diary_.arena().slots[letter.from.slot].may_fail.load() ||
+             a_sender_ends(diary_.arena(), letter);
+    case ErrorCode::kLedgerFull:
+      return own.has_flooded.load();
+    case ErrorCode::kProducerExited:
+      return a_sender_ends(diary_.arena(), letter);
+    case ErrorCode::kDeviceError:
+      return sender_ends_soon(letter);
+    default:
+      return false;
+  }
 }
 
 bool Reader::sender_ends_soon(const Letter& letter) const {
@@ -369,10 +392,11 @@ void Reader::release_all() {
   held_.clear();
   while (const std::optional<Mail> mail = take()) {
     if (mail->letter.by.incarnation == 0) continue;
+    const std::uint64_t asked_us = now_us();
     try {
       (void)process_sharing().receive(mail->descriptor, {});
     } catch (const Error& failure) {
-      refused(mail->letter, failure);
+      refused(mail->letter, asked_us, failure);
     }
   }
   if (put_by_) receive_in_vain(*put_by_);

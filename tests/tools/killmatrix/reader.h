@@ -56,7 +56,9 @@ class Reader {
   void receive_in_vain(const Mail& mail);
   // Opens one message so often that its releases wait for one another behind a kernel.
   void flood(const Mail& mail);
-  void refused(const Letter& letter, const Error& failure);
+  void refused(const Letter& letter, std::uint64_t asked_us, const Error& failure);
+  [[nodiscard]] bool may_be_refused(const Letter& letter, std::uint64_t asked_us,
+                                    ErrorCode code) const;
   void check(Held& held);
   // Whether its owner, or who has sent it on, ends now or soon.
   [[nodiscard]] bool sender_ends_soon(const Letter& letter) const;
