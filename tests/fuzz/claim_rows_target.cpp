@@ -1,8 +1,8 @@
 // A consumer that scribbles in its own row, beside an honest one, with a real producer.
 //
 // The input is a list of actions: of the owner, of the honest consumer (by the protocol's own
-// functions), of the broken one (any word of its row, any message, sending on what its row says that it
-// holds). After every action: the
+// functions), of the broken one (any word of its row and of its timelines, any message, sending on what
+// its row says that it holds). After every action: the
 // producer's invariants hold; what the honest one holds is open, pinned, not handed out again, and
 // its claim word is untouched; a piece that it marks is not returned. All the harm there may be:
 // exports stay pinned, promises are used up, the producer scans, at its rate. When the broken one is
@@ -119,7 +119,7 @@ std::uint64_t World::claim_word(Input& input) {
 
 void World::scribble(Input& input) {
   const RowView& row = broken_->row();
-  switch (input.below(6)) {
+  switch (input.below(7)) {
     case 0: {
       const std::uint32_t at = slot(input);
       row.claim(at)->store(claim_word(input));
@@ -146,9 +146,19 @@ void World::scribble(Input& input) {
       row.mapped(static_cast<std::uint32_t>(input.below(row.pieces())))
           ->store(input.number<std::uint64_t>());
       return;
+    case 5:
+      return timeline_scribble(input)();
     default:
       if (const Message* message = pick(input)) broken_->mark_mapped(message->ticket);
   }
+}
+
+std::function<void()> World::timeline_scribble(Input& input) {
+  Timeline& timeline = static_cast<Timeline*>(timelines_.data())[input.below(tables().timelines)];
+  SharedWord& word = input.below(4) == 0 ? timeline.ended_at : timeline.value;
+  const std::size_t kind = input.below(6);
+  const std::uint64_t value = kind < 5 ? kNumbers[kind] : input.number<std::uint64_t>();
+  return [&word, value] { word.store(value); };
 }
 
 void World::claim_by_broken(Input& input) {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "allocator/error.h"
 #include "allocator/options.h"
+#include "ipc/fail_point_hooks.h"
 #include "tests/fuzz/target.h"
 #include "tests/unit/producer_support.h"
 
@@ -67,7 +69,10 @@ class World {
         producer_(
             std::make_unique<Producer>(sim(), allocator(), Incarnation{1, 2}, tables(), scans)),
         honest_(std::make_unique<PlayedConsumer>(*producer_, 1)),
-        broken_(std::make_unique<PlayedConsumer>(*producer_, 2)) {
+        broken_(std::make_unique<PlayedConsumer>(*producer_, 2)),
+        timelines_(SharedMemory::map_received(
+            "fuzz", ::fcntl(broken_->grant().own_timelines_fd, F_DUPFD_CLOEXEC, 0),
+            timelines_bytes(tables()), ReceiverMay::kWrite)) {
     allocator().set_lender(producer_.get());
   }
   World(const World&) = delete;
@@ -93,12 +98,16 @@ class World {
   void claim(Message& message);
   void release(Message& message);
   void scribble(Input& input);
+  // What one word of its timelines is set to; to be called at once, or in the middle of something.
+  [[nodiscard]] std::function<void()> timeline_scribble(Input& input);
   void claim_by_broken(Input& input);
   void forward(Input& input, PlayedConsumer& by, const Message& message, std::uint32_t at);
   void forward_by_honest(Input& input);
   void forward_by_broken(Input& input);
   void take_back_by_broken(Input& input);
   void sends_on(Input& input);
+  void ask_for_timelines();
+  void open_own(Input& input);
   void storm();
   void owner_acts(Input& input);
   void check_scans();
@@ -117,6 +126,7 @@ class World {
   std::unique_ptr<Producer> producer_;
   std::unique_ptr<PlayedConsumer> honest_;
   std::unique_ptr<PlayedConsumer> broken_;
+  const SharedMemory timelines_;  // the broken one's
   std::vector<Message> messages_;
   std::vector<ExportTicket> marked_;  // pieces that the honest one marks
 };

@@ -156,8 +156,9 @@ void handshake(const Folder& to) {
 }
 
 // Scans per second (of 3), then actions: share (0 size), again (1 which), free (2), claim (3),
-// release (4), the owner (5), claim by the broken one (6), decline (7), storm (8), scribble (9), sending
-// on (10: by the honest one 0, taken back by the broken one 1, by the broken one 2).
+// release (4), the owner (5), claim by the broken one (6), decline (7), storm (8), scribble (9: its
+// timelines 5), sending on (10: by the honest one 0, taken back by the broken one 1, timelines asked for
+// 2, opened by the owner 3, by the broken one 4).
 void claim_rows(const Folder& to) {
   to.put("honest", join({2, 0, 1, 3, 0, 2, 0, 5, 0, 4, 0, 5, 0}));
   to.put("shared-twice", join({2, 0, 2, 1, 0, 3, 0, 3, 1, 2, 0, 4, 0, 5, 0, 4, 1, 5, 1}));
@@ -167,16 +168,21 @@ void claim_rows(const Folder& to) {
   to.put("foreign-release", join({2, 0, 1, 3, 0, 2, 0, 9, 1, 0, 0, 0, 2, 5, 0, 5, 1}));
   to.put("dirty-words", join({2, 0, 1, 2, 0, 9, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 0}));
   to.put("storm", join({0, 0, 1, 3, 0, 2, 0, 8, 4, 0, 5, 0, 5, 1, 8}));
-  to.put("marks", join({2, 0, 2, 3, 0, 9, 5, 0, 4, 0, 2, 0, 5, 0, 5, 6}));
+  to.put("marks", join({2, 0, 2, 3, 0, 9, 6, 0, 4, 0, 2, 0, 5, 0, 5, 6}));
   to.put("decline", join({2, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 2, 0, 5, 0}));
   to.put("out-of-time", join({2, 0, 0, 2, 0, 5, 2, 1, 3, 0, 5, 0}));
-  to.put("sent-on", join({2,  0, 1, 3, 0, 10, 0, 0, 0, 0, 1, 1, 1, 0, 1,
-                          10, 1, 1, 3, 1, 2,  0, 4, 0, 5, 0, 4, 1, 5, 1}));
+  to.put("sent-on", join({2, 0,  1, 3, 0, 10, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1,
+                          1, 10, 1, 1, 3, 1,  2, 0, 4, 0, 5, 0, 4, 1, 5, 1}));
   to.put("sent-on-by-both",
-         join({2, 0,  0, 6, 0, 0, 0, 3, 0, 10, 2, 1, 0, 0, 2, 1, 0, 1, 1, 2, 3, 1, 3,
-               1, 10, 0, 1, 0, 1, 2, 1, 2, 1,  1, 2, 0, 5, 0, 5, 2, 1, 4, 1, 5, 1}));
+         join({2, 0,  0, 6, 0, 0, 0, 3, 0, 10, 4, 1, 0, 0, 2, 1, 0, 1, 1, 2, 3, 1, 3,
+               1, 10, 0, 1, 0, 1, 2, 1, 2, 1,  1, 1, 2, 0, 5, 0, 5, 2, 1, 4, 1, 5, 1}));
   to.put("sent-on-by-a-word-alone",
-         join({2, 0, 1, 9, 1, 0, 0, 0, 1, 10, 2, 1, 0, 0, 3, 1, 0, 1, 1, 4, 3, 1, 2, 0, 5, 1}));
+         join({2, 0, 1, 9, 1, 0, 0, 0, 1, 10, 4, 1, 0, 0, 3, 1, 0, 1, 1, 4, 3, 1, 2, 0, 5, 1}));
+  // What the broken one has sent on is over, the number that it names had come, and is set back while
+  // the honest one sends on behind it.
+  to.put("set-back", join({2, 0, 0, 6, 0, 0, 0, 10, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0,  3, 0,  0, 1,
+                           1, 6, 0, 0, 1, 2, 0, 5,  2, 1, 5, 0, 0, 0, 3, 2, 9, 5,  0, 1,  1, 10,
+                           0, 2, 0, 1, 0, 0, 0, 0,  1, 1, 0, 0, 0, 0, 1, 0, 1, 10, 2, 10, 3, 3}));
   to.put("withdrawn", join({2, 0, 0, 3, 0, 5, 7, 0, 6, 1, 0, 0, 4, 0, 5, 0}));
 }
 
