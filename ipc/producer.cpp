@@ -360,6 +360,19 @@ OwnOpen Producer::open_own(std::uint32_t export_index, std::uint64_t generation)
   return own;
 }
 
+// The word of the ledger's header (read: ProducerLink::producer_lost_context, acquire):
+//
+// | word         | from, to | who, when                    | order   | why a death is harmless          |
+// |--------------|----------|------------------------------|---------|----------------------------------|
+// | context_lost | 0, 1 ->  | owner: when a device says so | release | before it: its end tells all and |
+// |              | 1        | to a call of its own, or to  |         | more; behind it: who has read it |
+// |              |          | the worker, which asks; and  |         | ends the timelines itself, and   |
+// |              |          | again at every look          |         | whoever sees its end does        |
+//
+// It is never taken back. Nothing is ordered by it: a claim that has not seen it stands, and the block is
+// an orphan like those that were there before. Consumers read it before they claim, when they are asked
+// for orphans, and whenever their reaper looks; the timelines, which end behind it, let everybody pass
+// who has not.
 void Producer::mark_context_lost() {
   impl_->context_lost.store(true, std::memory_order_relaxed);
   impl_->ledger.header().context_lost.store(1, std::memory_order_release);
