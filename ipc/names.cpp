@@ -101,20 +101,6 @@ std::vector<std::string> names_in(const OwnedFd& folder) {
   return names;
 }
 
-// The links that the dead were making. Those of the living are left alone: one may have failed at it.
-void remove_leftovers(const RuntimeDirectory& directory, int folder) {
-  std::vector<std::string> unfinished;
-  for_each_entry(folder, [&](std::string entry) {
-    if (entry.starts_with('.') && entry.ends_with(kNewSuffix)) {
-      unfinished.push_back(std::move(entry));
-    }
-  });
-  for (const std::string& entry : unfinished) {
-    const auto socket = socket_of(read_link(folder, entry));
-    if (socket && !listener_pid(directory, *socket)) ::unlinkat(folder, entry.c_str(), 0);
-  }
-}
-
 }  // namespace
 
 void check_name(std::string_view name) {
@@ -170,13 +156,23 @@ class OwnNames::Files {
   [[nodiscard]] const std::string& owner() const { return owner_; }
 
   void make_new() const {
-    remove_leftovers(names_.directory_, folder());
     const std::string target = names_.target();
     const std::string link = new_name();
     if (::symlinkat(target.c_str(), folder(), link.c_str()) != 0 && errno != EEXIST) {
       fail(names_.directory_, "symlink");
     }
   }
+  template <class Visit>
+  void for_each_new(Visit&& visit) const {
+    std::vector<std::string> links;
+    for_each_entry(folder(), [&](std::string entry) {
+      if (entry.starts_with('.') && entry.ends_with(kNewSuffix)) links.push_back(std::move(entry));
+    });
+    for (const std::string& link : links) visit(link);
+  }
+  [[nodiscard]] Link read_new(const std::string& link) const { return read_link(folder(), link); }
+  // Where it fails, the next one tries again.
+  void remove_new(const std::string& link) const { ::unlinkat(folder(), link.c_str(), 0); }
   void put_in_place() const {
     const std::string link = new_name();
     if (::renameat(folder(), link.c_str(), folder(), name_.c_str()) == 0) return;

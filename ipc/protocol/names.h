@@ -34,8 +34,10 @@ namespace limbo::protocol {
 //   bool is_there(Link)         not asked of anybody: it is something
 //   bool is_own(Link)           neither: it leads to this process
 //   bool has_living_owner(Link) what is in doubt is alive
-//   void make_new()             the new link; a leftover of one's own says the same, and what the dead
-//                               were making goes
+//   void make_new()             the new link; a leftover of one's own says the same
+//   void for_each_new(visit)    lists the new links, everybody's, and then calls visit(entry)
+//   Link read_new(entry)
+//   void remove_new(entry)
 //   void put_in_place()         renames it to NAME
 //   void remove()               unlinks NAME
 // What throws is through with it: the policy's end lets the lock go.
@@ -56,6 +58,15 @@ void unlock_names(Files& files) {
   if (!makes(Mistake::kNamesUnlocked)) files.unlock();
 }
 
+// What the dead were making. Links of the living are left alone: one may have failed at it.
+template <class Files>
+void remove_leftovers(Files& files) {
+  files.for_each_new([&files](const auto& entry) {
+    const auto link = files.read_new(entry);
+    if (files.is_there(link) && !files.has_living_owner(link)) files.remove_new(entry);
+  });
+}
+
 template <class Files>
 [[nodiscard]] NameVerdict take_name(Files& files) {
   if (!lock_names(files)) return NameVerdict::kBusy;
@@ -64,6 +75,7 @@ template <class Files>
   const bool taken = files.is_there(link) && files.has_living_owner(link);
   if (!taken) {
     LIMBO_FAIL_POINT("names.after_look");
+    remove_leftovers(files);
     files.make_new();
     LIMBO_FAIL_POINT("names.before_rename");
     files.put_in_place();

@@ -100,8 +100,8 @@ const char* name_of(Op op) {
 class Listing : public Observer {
  public:
   void access(const char* what, Word word, std::uint32_t value) override {
-    text += std::string(text.empty() ? "" : "; ") + what + " " + name_of(word) + ": " +
-            value_of(word, value);
+    text += std::string(text.empty() ? "" : "; ") + what;
+    if (word != kNowhere) text += " " + name_of(word) + ": " + value_of(word, value);
   }
   std::string text;
 };

@@ -107,7 +107,7 @@ class Memory {
     if (replays()) return static_cast<std::uint32_t>(next_logged());
     if (acted_) stop();
     const std::uint32_t answer = change();
-    see(what, word, world_.words[word]);
+    see(what, word, word == kNowhere ? answer : world_.words[word]);
     return static_cast<std::uint32_t>(acted(answer));
   }
 

@@ -5,6 +5,8 @@
 // and a thread's at once: with the product it is two, taken by who has both.
 #include "ipc/protocol/names.h"
 
+#include <utility>
+
 #include "tests/model/run.h"
 
 namespace limbo::model {
@@ -40,27 +42,45 @@ class Files {
   }
   void unlock() { set("let go", kNamesLock, 0); }
 
-  Link read() {
-    return run_.memory.at_once("read", kName, [&] { return words_[kName]; });
-  }
+  Link read() { return get(kName); }
   static bool is_there(Link link) { return link != 0; }
   [[nodiscard]] bool is_own(Link link) const { return link == name_of_process(process_); }
   bool has_living_owner(Link link) {
     const auto look = [&] { return is_found_alive(run_.world, link - 1) ? 1U : 0U; };
-    const char* what = look() != 0 ? "somebody lives behind" : "nobody lives behind";
-    return run_.memory.at_once(what, kName, look) != 0;
+    const char* what = look() != 0 ? "its owner lives" : "its owner is dead";
+    return run_.memory.at_once(what, kNowhere, look) != 0;
   }
 
   void make_new() { set("make", new_link_word(process_), name_of_process(process_)); }
+  template <class Visit>
+  void for_each_new(Visit&& visit) {
+    const std::uint32_t listed = run_.memory.at_once("list the new links", kNowhere, [&] {
+      std::uint32_t there = 0;
+      for (std::uint32_t process = 0; process <= kLeases; ++process) {
+        if (words_[new_link_word(process)] != 0) there |= 1U << process;
+      }
+      return there;
+    });
+    for (std::uint32_t process = 0; process <= kLeases; ++process) {
+      if ((listed >> process & 1U) != 0) visit(process);
+    }
+  }
+  Link read_new(std::uint32_t process) { return get(new_link_word(process)); }
+  void remove_new(std::uint32_t process) { set("unlink", new_link_word(process), 0); }
+  // Where there is nothing to be renamed it fails: NAME stays what it is.
   void put_in_place() {
     run_.memory.at_once("rename to", kName, [&] {
-      words_[kName] = words_[new_link_word(process_)];
-      return words_[new_link_word(process_)] = 0;
+      const std::uint32_t link = std::exchange(words_[new_link_word(process_)], 0);
+      if (link != 0) words_[kName] = link;
+      return 0U;
     });
   }
   void remove() { set("unlink", kName, 0); }
 
  private:
+  Link get(Word word) {
+    return run_.memory.at_once("read", word, [&] { return words_[word]; });
+  }
   void set(const char* what, Word word, std::uint32_t value) {
     run_.memory.at_once(what, word, [&] { return words_[word] = value; });
   }
@@ -112,7 +132,12 @@ bool name_is_over(const World& world) {
   const std::uint32_t link = world.words[kName];
   const bool is_had =
       link != 0 && is_found_alive(world, link - 1) && (world.own.truth.named & bit(link - 1)) != 0;
-  return world.words[kNamesLock] == 0 && (link == 0 || is_had);
+  bool unfinished = false;
+  for (std::uint32_t process = 0; process <= kLeases; ++process) {
+    unfinished |= world.words[new_link_word(process)] != 0;
+  }
+  // What the dead were making stays until somebody takes a name.
+  return world.words[kNamesLock] == 0 && (is_had || (link == 0 && !unfinished));
 }
 
 }  // namespace limbo::model

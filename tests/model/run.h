@@ -80,7 +80,7 @@ void let_go_names_lock(World& world, std::uint32_t process);
 
 // Whether the name leads to the living process that has taken it, if there is one.
 bool name_is_kept(const World& world);
-// And otherwise to nobody.
+// And otherwise to nobody, and nothing is left of the dead.
 bool name_is_over(const World& world);
 
 // The beginning of a scenario.

@@ -68,7 +68,7 @@ constexpr std::string_view text_of(Rule rule) {
     case Rule::kNeverFree:
       return "everybody is done, and something has not ended";
     case Rule::kNameOfTheDead:
-      return "everybody is done, and whoever comes next cannot have the name and give it up";
+      return "whoever came last could not have the name, or something of the dead stayed behind";
     case Rule::kEndless:
       return "an operation does not come to an end";
   }
