@@ -50,7 +50,7 @@ struct alignas(64) LedgerHeader {
   SharedWord incarnation_low;
   SharedWord capacity_exports;
   SharedWord capacity_pieces;
-  SharedWord context_lost;  // 1: the producer's GPU context is gone; its timelines will not move
+  SharedWord context_lost;  // 1: the producer's GPU context is lost (Producer::mark_context_lost)
 };
 
 // A lent piece. Written before an export that names it is OPEN, by the producer only.
