@@ -195,7 +195,16 @@ void* Adapter::raw_alloc_with_stream(std::size_t size_bytes, cudaStream_t stream
   return take(size_bytes, {current_device(), stream});
 }
 
+bool Adapter::is_foreign(void* data) {
+  if (data == nullptr || in_forked_child() || uncached_.has(data)) return false;
+  return !in_use() || !allocator_in_use().find(data);
+}
+
 void Adapter::raw_delete(void* data) {
+  if (auto* const plug_in = plug_in_.load(); plug_in != nullptr && is_foreign(data)) {
+    plug_in->raw_delete(data);
+    return;
+  }
   give(data);
 }
 

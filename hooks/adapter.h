@@ -47,6 +47,11 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   // made before are its own, and are counted and released there.
   void note_replaced(CUDAAllocator* replaced) noexcept { replaced_.store(replaced); }
 
+  // Notes another plug-in that this one takes the place of, if only for a moment, and that is never
+  // destroyed. torch frees a plug-in's tensors by raw_delete of whoever has that place by then; what
+  // is not of Limbo is handed on.
+  void note_plug_in(CUDAAllocator* plug_in) noexcept { plug_in_.store(plug_in); }
+
   // ---- c10::Allocator and c10::DeviceAllocator (adapter.cpp) ------------------------------------
   c10::DataPtr allocate(std::size_t size_bytes) override;
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
@@ -125,6 +130,8 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   // Everything that take and give do not leave to the allocator at once: see plain_allocator.
   [[nodiscard]] void* take_with_care(std::size_t size_bytes, StreamRef stream);
   void give_with_care(void* data);
+  // Whether this memory is another plug-in's, as far as can be told.
+  [[nodiscard]] bool is_foreign(void* data);
   // To be called after whatever may change it.
   void update_plain_allocator();
   void set_fraction(double fraction, int device);
@@ -137,6 +144,7 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   std::atomic<bool> hidden_{false};
   std::atomic<bool> enabled_{true};
   std::atomic<CUDAAllocator*> replaced_{nullptr};
+  std::atomic<CUDAAllocator*> plug_in_{nullptr};
   UncachedMemory uncached_;
   std::mutex plain_mutex_;  // one change of the plain allocator at a time; a leaf
   StockMappings mappings_;

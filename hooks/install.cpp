@@ -5,10 +5,12 @@
 #include <pthread.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "allocator/error.h"
@@ -28,7 +30,7 @@ constexpr std::uint8_t kAllocatorPriority = 2;
 std::atomic<bool> complete{false};
 
 struct Locks {
-  // Guards the change of torch's pointer, and `previous`. What is called under it: torch's own
+  // Guards the change of torch's pointers, and `previous`. What is called under it: torch's own
   // functions for that change, which call nothing back. Recursive calls do not occur. Nobody waits
   // with it for a thread that makes an allocator object: that may need the GIL.
   std::mutex change;
@@ -38,7 +40,16 @@ Locks& locks() {
   static auto* made = new Locks;
   return *made;
 }
-torch_cuda::CUDAAllocator* previous = nullptr;
+// torch's two pointers to an allocator: the one that everybody goes by, and its plug-in, which that one
+// owns, and which its tensors are freed through.
+struct Allocators {
+  torch_cuda::CUDAAllocator* current = nullptr;
+  std::shared_ptr<torch_cuda::CUDAAllocator> plug_in;
+};
+Allocators& previous() {
+  static auto* made = new Allocators;
+  return *made;
+}
 // The adapter stands in torch's place only to be handed to Python.
 std::atomic<bool> making{false};
 // Who is between begin_ and end_making_allocator; nobody: the default. Changed under the lock.
@@ -48,9 +59,25 @@ torch_cuda::CUDAAllocator* current() {
   return torch_cuda::allocator.load();
 }
 
+// Makes `plug_in` torch's allocator, and the object that Python gets. torch refuses where the
+// allocator in place is initialised; by then that is the adapter, which says no for the moment.
+void change_by_way_of_adapter(const std::shared_ptr<torch_cuda::CUDAAllocator>& plug_in) {
+  adapter().hide_initialization(true);
+  torch_cuda::allocator.store(&adapter());
+  try {
+    torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(plug_in);
+  } catch (...) {
+    adapter().hide_initialization(false);
+    throw;
+  }
+  adapter().hide_initialization(false);
+}
+
 void put_back() {
   maker.store(std::thread::id{});
-  torch_cuda::allocator.store(previous);
+  const Allocators before = std::exchange(previous(), {});
+  if (before.plug_in != nullptr) change_by_way_of_adapter(before.plug_in);
+  torch_cuda::allocator.store(before.current);
   making.store(false);
 }
 
@@ -95,24 +122,13 @@ struct AtLoad {
 };
 AtLoad at_load;
 
-// Puts the adapter in, also as the object that Python gets. torch refuses where the allocator in
-// place is initialised; by then that is the adapter itself, which says no for the moment.
-void put_in_and_tell_python() {
-  adapter().hide_initialization(true);
-  torch_cuda::allocator.store(&adapter());
-  try {
-    torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(shared_adapter());
-  } catch (...) {
-    adapter().hide_initialization(false);
-    throw;
-  }
-  adapter().hide_initialization(false);
-}
-
-// What the adapter may call from now on stays, whoever else lets go of it.
-void keep_for_good(const std::shared_ptr<torch_cuda::CUDAAllocator>& allocator) {
+// torch is about to let go of its plug-in, and to free that one's tensors through the adapter, which
+// hands them on: so it stays, whoever else lets go of it.
+void keep_for_its_tensors(const std::shared_ptr<torch_cuda::CUDAAllocator>& plug_in) {
+  if (plug_in == nullptr || plug_in.get() == &adapter()) return;
   static auto* kept = new std::vector<std::shared_ptr<torch_cuda::CUDAAllocator>>;
-  kept->push_back(allocator);
+  if (std::find(kept->begin(), kept->end(), plug_in) == kept->end()) kept->push_back(plug_in);
+  adapter().note_plug_in(plug_in.get());
 }
 
 void take_over_initialization(bool initialized) {
@@ -151,13 +167,10 @@ void install() {
       torch_cuda::CUDAAllocator* before = current();
       require_unused(*before);
       // torch owns it only by this pointer, if it is not torch's own.
-      const auto owner = torch::cuda::CUDAPluggableAllocator::getCurrentAllocator();
+      keep_for_its_tensors(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator());
       was_initialized = before->initialized();
-      put_in_and_tell_python();
-      if (was_initialized) {
-        keep_for_good(owner);
-        adapter().note_replaced(before);
-      }
+      change_by_way_of_adapter(shared_adapter());
+      if (was_initialized) adapter().note_replaced(before);
     }
   }
   take_over_initialization(was_initialized);
@@ -187,11 +200,13 @@ void begin_making_allocator() {
   require_usable();
   require_settings_allow();
   const auto lock = lock_for_change();
-  previous = current();
+  Allocators before{current(), torch::cuda::CUDAPluggableAllocator::getCurrentAllocator()};
+  keep_for_its_tensors(before.plug_in);
+  making.store(before.current != &adapter());
+  previous() = std::move(before);
   maker.store(std::this_thread::get_id());
-  making.store(previous != &adapter());
   try {
-    put_in_and_tell_python();
+    change_by_way_of_adapter(shared_adapter());
   } catch (...) {
     put_back();
     maker.notify_all();

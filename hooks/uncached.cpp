@@ -29,6 +29,12 @@ void* UncachedMemory::allocate(std::size_t size_bytes, int device) {
   return data;
 }
 
+bool UncachedMemory::has(void* data) {
+  if (!any()) return false;
+  const std::lock_guard lock(mutex_);
+  return devices_.contains(data);
+}
+
 bool UncachedMemory::free(void* data) {
   int device = 0;
   {

@@ -22,6 +22,8 @@ class UncachedMemory {
   // False when `data` did not come from allocate.
   bool free(void* data);
 
+  [[nodiscard]] bool has(void* data);
+
   // Whether there is any: what a free of cached memory asks first, without a lock.
   [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
 

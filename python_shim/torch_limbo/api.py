@@ -96,8 +96,9 @@ class Option:
 class LimboAllocator(torch.cuda.memory.CUDAPluggableAllocator):
     """Limbo's allocator as an object, complete from the start.
 
-    For ``torch.cuda.memory.change_current_allocator``, before CUDA memory is used. Errors:
-    ``no_library``, ``wrong_torch``.
+    For ``torch.cuda.memory.change_current_allocator``, before CUDA memory is used. torch replaces
+    no other plug-in (``CUDAPluggableAllocator``) by it; where one is torch's allocator, making the
+    object leaves it in place, and its tensors too. Errors: ``no_library``, ``wrong_torch``.
     """
 
     def __init__(self) -> None:

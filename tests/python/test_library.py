@@ -14,9 +14,11 @@ import torch_limbo
 from torch_limbo import LimboError, _library
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -206,6 +208,30 @@ torch_limbo.enable()
 assert torch.cuda.get_allocator_backend() == "limbo"
 """
     done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+STOCK_LOADING = """
+import sys
+import torch, torch_limbo
+library, allocate, free = sys.argv[1:] or (torch_limbo.library_path(), "limbo_malloc", "limbo_free")
+torch.cuda.memory.change_current_allocator(  # which torch alone keeps
+    torch.cuda.memory.CUDAPluggableAllocator(str(library), allocate, free)
+)
+"""
+
+
+@pytest.mark.parametrize("plug_in", [(), ("libc.so.6", "malloc", "free")], ids=["limbo", "libc"])
+def test_the_allocator_as_an_object_where_another_plug_in_is_torchs(
+    plug_in: tuple[str, ...],
+) -> None:
+    code = """
+made = torch_limbo.LimboAllocator()
+assert made._allocator is torch_limbo.LimboAllocator()._allocator
+assert torch.cuda.get_allocator_backend() == "pluggable"
+assert torch.cuda.memory._get_current_allocator()._allocator is not made._allocator
+"""
+    done = run_python(STOCK_LOADING + code, *plug_in)
     assert done.returncode == 0, done.stderr
 
 

@@ -6,10 +6,12 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <future>
+#include <memory>
 
 #include "allocator/error.h"
 #include "hooks/adapter.h"
@@ -70,14 +72,61 @@ TEST_F(Install, ASettingThatCannotBeReadIsRefused) {
 TEST_F(Install, MakingTheObjectLeavesTorchAsItWas) {
   const auto* before = torch_cuda::get();
   ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
-  EXPECT_EQ(pluggable::getCurrentAllocator().get(), &adapter());
+  const auto object = pluggable::getCurrentAllocator();
+  EXPECT_EQ(object.get(), &adapter());
   EXPECT_FALSE(installed());
   ASSERT_EQ(limbo_torch_restore_allocator(), 0);
   EXPECT_EQ(torch_cuda::get(), before);
   EXPECT_FALSE(installed());
   // As torch.cuda.memory.change_current_allocator does with it.
-  pluggable::changeCurrentAllocator(pluggable::getCurrentAllocator());
+  pluggable::changeCurrentAllocator(object);
   EXPECT_TRUE(installed());
+}
+
+// Another plug-in, which nobody but torch owns, with two tensors' memory out.
+struct PlugIn {
+  PlugIn() {
+    const auto made = std::make_shared<pluggable::CUDAPluggableAllocator>(
+        [](std::size_t size_bytes, int, cudaStream_t) { return std::malloc(size_bytes); },
+        [count = freed](void* data, std::size_t, int, cudaStream_t) {
+          std::free(data);
+          ++*count;
+        });
+    pluggable::changeCurrentAllocator(made);
+    watched = made;
+    for (c10::DataPtr& tensor : tensors) {
+      void* data = made->malloc(1000, 0, nullptr);
+      tensor = {data, data, made->raw_deleter(), c10::Device(c10::kCUDA, 0)};
+    }
+  }
+
+  std::shared_ptr<int> freed = std::make_shared<int>(0);
+  std::weak_ptr<pluggable::CUDAPluggableAllocator> watched;
+  std::array<c10::DataPtr, 2> tensors;
+};
+
+TEST_F(Install, MakingTheObjectLeavesAnotherPlugInAsItWas) {
+  PlugIn plug_in;
+  ASSERT_EQ(limbo_torch_make_allocator(), 0) << limbo_last_error();
+  plug_in.tensors[0].clear();  // as another thread may meanwhile
+  EXPECT_EQ(*plug_in.freed, 1);
+  ASSERT_EQ(limbo_torch_restore_allocator(), 0);
+  ASSERT_FALSE(plug_in.watched.expired());
+  EXPECT_EQ(torch_cuda::get(), plug_in.watched.lock().get());
+  EXPECT_EQ(pluggable::getCurrentAllocator(), plug_in.watched.lock());
+  plug_in.tensors[1].clear();
+  EXPECT_EQ(*plug_in.freed, 2);
+}
+
+TEST_F(Install, WhatAnotherPlugInHandedOutIsFreedThroughIt) {
+  PlugIn plug_in;  // one that is not initialised is not asked whether its memory is used
+  install();
+  void* ours = torch_cuda::raw_alloc(1000);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 1);
+  for (c10::DataPtr& tensor : plug_in.tensors) tensor.clear();
+  EXPECT_EQ(*plug_in.freed, 2);
+  torch_cuda::raw_delete(ours);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
 }
 
 TEST_F(Install, AnEndWithoutABeginningIsRefused) {
