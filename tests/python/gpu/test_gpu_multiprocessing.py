@@ -20,7 +20,7 @@ def test_every_kind_of_tensor() -> None:
 def test_programs_of_torch_multiprocessing() -> None:
     result = run_script("programs.py")
     assert result["results"] == dict.fromkeys(
-        ("a_data_loader", "pools", "a_broker", "spawned"), True
+        ("a_data_loader", "pools", "a_broker", "joined_queue", "started", "spawned"), True
     )
     for what in ("allocated", "active"):
         assert result["before"][what] == result["after"][what]

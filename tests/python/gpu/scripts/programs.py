@@ -1,8 +1,10 @@
-"""Programs of torch.multiprocessing on a GPU: workers that collate, pools, a broker, spawn."""
+"""Programs of torch.multiprocessing on a GPU: workers that collate, pools, a broker, a queue that
+is joined, spawn."""
 
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,12 +77,52 @@ def a_broker(context: Any) -> bool:
         return right and taker.exitcode == 0
 
 
-def spawned(context: Any) -> bool:
-    rows = torch.zeros(2, 100, device="cuda")
-    queue = context.SimpleQueue()
-    children = mp.start_processes(
-        fill, args=(rows, queue), nprocs=2, join=False, start_method="forkserver"
+def add_and_say_so(queue: Any, answers: Any) -> None:
+    while (tensor := queue.get(timeout=WAIT_S)) is not None:
+        tensor.add_(1)
+        torch.cuda.synchronize()
+        answers.put(float(tensor.sum()))
+        del tensor
+        queue.task_done()
+    queue.task_done()
+
+
+def joined_queue(context: Any) -> bool:
+    """Every message is told done by who has taken it, and then the queue's join ends."""
+    queue, answers = context.JoinableQueue(), context.Queue()
+    adder = context.Process(target=add_and_say_so, args=(queue, answers))
+    adder.start()
+    tensors = [torch.full((10,), float(number), device="cuda") for number in range(3)]
+    for tensor in [*tensors, None]:
+        queue.put(tensor)
+    sums = [next_of(answers, [adder]) for _ in tensors]
+    queue.join()
+    adder.join(WAIT_S)
+    seen = [float(tensor.sum()) for tensor in tensors]
+    return sums == seen == [10.0, 20.0, 30.0] and adder.exitcode == 0
+
+
+def started(context: Any) -> bool:
+    """By the server that the other programs' processes come from."""
+    return filled_by(
+        lambda rows, queue: mp.start_processes(
+            fill, args=(rows, queue), nprocs=2, join=False, start_method="forkserver"
+        ),
+        context.SimpleQueue(),
     )
+
+
+def spawned(_: Any) -> bool:
+    """By ``mp.spawn``, which starts new interpreters."""
+    return filled_by(
+        lambda rows, queue: mp.spawn(fill, args=(rows, queue), nprocs=2, join=False),
+        mp.get_context("spawn").SimpleQueue(),
+    )
+
+
+def filled_by(start: Callable[[torch.Tensor, Any], Any], queue: Any) -> bool:
+    rows = torch.zeros(2, 100, device="cuda")
+    children = start(rows, queue)
     back = [next_of(queue, children.processes) for _ in range(2)]
     same = all(row.untyped_storage().data_ptr() == rows.data_ptr() for row in back)
     while not children.join():
@@ -97,7 +139,7 @@ def main() -> int:
     results: dict[str, Any] = {}
     kept = torch.ones(1, device="cuda")
     before = memory_use()
-    for program in (a_data_loader, pools, a_broker, spawned):
+    for program in (a_data_loader, pools, a_broker, joined_queue, started, spawned):
         check(program.__name__, results, program(context))
     wait_for_empty_limbo()
     after = memory_use()
