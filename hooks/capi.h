@@ -102,7 +102,8 @@ LIMBO_C_API const char* limbo_holders_json(void);
 LIMBO_C_API const char* limbo_stats_json(void);
 
 // The GPUs of the device that this process uses, which this starts:
-// [{"index", "uuid", "total_bytes", "free_bytes"}, ...]. Null with device_error where there is none.
+// [{"index", "uuid", "total_bytes", "free_bytes"}, ...], and {"index", "error"} of one that cannot be
+// asked. Null with device_error where there is none.
 LIMBO_C_API const char* limbo_devices_json(void);
 
 // What lending needs of this machine, each tried (ipc/probes.h); of GPU `device` too, which starts

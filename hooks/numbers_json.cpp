@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/device/device.h"
+#include "allocator/error.h"
 #include "allocator/options.h"
 #include "hooks/json.h"
 #include "hooks/process.h"
@@ -76,6 +78,29 @@ void write_process(JsonWriter& json, const LendingProcess& process) {
   json.field("directory", process.directory);
 }
 
+// What the driver says of one GPU; nothing but the error where it cannot be asked.
+void write_visible_device(JsonWriter& json, Device& device, int index) {
+  MemoryInfo memory;
+  std::string uuid;
+  std::string error;
+  try {
+    memory = device.memory_info(index);
+    uuid = to_string(device.uuid(index));
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  json.begin_object();
+  json.field("index", index);
+  if (error.empty()) {
+    json.field("uuid", uuid);
+    json.field("total_bytes", memory.total_bytes);
+    json.field("free_bytes", memory.free_bytes);
+  } else {
+    json.field("error", error);
+  }
+  json.end_object();
+}
+
 template <typename Lines, typename Write>
 std::string list_of(const Lines& lines, Write&& write) {
   JsonWriter json;
@@ -142,15 +167,8 @@ std::string devices_json() {
   Device& device = process_device();
   std::vector<int> indices(static_cast<std::size_t>(device.device_count()));
   std::iota(indices.begin(), indices.end(), 0);
-  return list_of(indices, [&](JsonWriter& json, int index) {
-    const MemoryInfo memory = device.memory_info(index);
-    json.begin_object();
-    json.field("index", index);
-    json.field("uuid", to_string(device.uuid(index)));
-    json.field("total_bytes", memory.total_bytes);
-    json.field("free_bytes", memory.free_bytes);
-    json.end_object();
-  });
+  return list_of(indices,
+                 [&](JsonWriter& json, int index) { write_visible_device(json, device, index); });
 }
 
 std::string probes_json(int device) {

@@ -1,8 +1,9 @@
 """``python -m torch_limbo doctor``: what lending needs of this machine, each tried.
 
-One line per capability. The host's and the streams' are tried by the library (ipc/probes.h); that
-memory can be lent is tried by lending it to a process, which reads it, is killed while it holds it,
-and gives it back by that.
+One line per capability. Where one of several GPUs cannot be asked, its error stands beside what the
+others answer, and those are tried. The host's and the streams' are tried by the library
+(ipc/probes.h); that memory can be lent is tried by lending it to a process, which reads it, is
+killed while it holds it, and gives it back by that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from . import _torch
 from ._version import __version__
@@ -27,13 +29,14 @@ def report() -> list[Capability]:
     if lines["torch"].state == FAILS:
         why = "Limbo cannot be loaded"
     else:
-        found = [*attempt(("GPU",), _gpu), *_probes()]
-        lines.update({line.name: line for line in found})
-        why = "there is no GPU"
-        if lines["GPU"].state == WORKS:
+        gpus, found = _gpus()
+        gpus, streams = _stream_memory_operations(gpus)
+        lines.update({line.name: line for line in (*found, *_host(), *streams)})
+        why = "no GPU works"
+        if gpus:
             from .lending_trial import lending
 
-            for line in lending():
+            for line in lending(gpus):
                 lines[line.name] = _both(lines.get(line.name), line)
     return [lines.get(name, Capability(name, UNKNOWN, why)) for name in NEEDED]
 
@@ -131,28 +134,48 @@ def _driver_release() -> str:
     return f"{text}, "
 
 
-def _gpu() -> Capability:
+def _gpus() -> tuple[list[int], list[Capability]]:
+    """Those that work, by index, and the line of all."""
+    good: list[int] = []
+
+    def ask() -> Capability:
+        from . import _library
+
+        rows = _library.json_of(_library.load().limbo_devices_json())
+        if not rows:
+            return Capability("GPU", FAILS, "none is visible", "look at CUDA_VISIBLE_DEVICES")
+        asked = {row["index"]: _asked(row) for row in rows}
+        good.extend(index for index, line in asked.items() if line.state == WORKS)
+        seen = "; ".join(f"{index}: {line.seen}" for index, line in asked.items())
+        # Of one that cannot be asked it says what to do, also where others work.
+        advice = next((line.advice for line in asked.values() if line.state == FAILS), "")
+        return Capability("GPU", WORKS if good else FAILS, seen, advice)
+
+    return good, attempt(("GPU",), ask)
+
+
+def _asked(row: dict[str, Any]) -> Capability:
+    """What one GPU answers."""
     import torch
 
     from . import _library
 
-    rows = _library.json_of(_library.load().limbo_devices_json())
-    if not rows:
-        return Capability("GPU", FAILS, "none is visible", "look at CUDA_VISIBLE_DEVICES")
-    parts = []
-    for row in rows:
+    advice = "run nvidia-smi, which may say why; CUDA_VISIBLE_DEVICES leaves a GPU out"
+
+    def answer() -> Capability:
+        if "error" in row:
+            raise RuntimeError(row["error"])
         index = row["index"]
         name = "simulated" if _library.simulated() else torch.cuda.get_device_name(index)
         memory = f"{row['free_bytes'] / 2**30:.1f} of {row['total_bytes'] / 2**30:.1f} GiB free"
-        parts.append(f"{index}: {name}, {row['uuid']}, {memory}")
-    return Capability("GPU", WORKS, "; ".join(parts))
+        return Capability("GPU", WORKS, f"{name}, {row['uuid']}, {memory}")
+
+    return attempt(("GPU",), answer, advice)[0]
 
 
-def _probes() -> list[Capability]:
-    """The library's probes, of every GPU."""
-    hosts = ("runtime directory", "pidfd", "life line", "memfd seals")
-    streams = ("stream memory operations",)
-    return [*attempt(hosts, lambda: _probed(-1)), *attempt(streams, _stream_memory_operations)]
+def _host() -> list[Capability]:
+    """The library's probes of the host."""
+    return attempt(("runtime directory", "pidfd", "life line", "memfd seals"), lambda: _probed(-1))
 
 
 def _probed(device: int) -> list[Capability]:
@@ -165,24 +188,21 @@ def _probed(device: int) -> list[Capability]:
     ]
 
 
-def _stream_memory_operations() -> list[Capability]:
-    """Of every GPU in one line; nothing where there is none."""
-    from . import _library
-    from .errors import LimboError
-
+def _stream_memory_operations(gpus: list[int]) -> tuple[list[int], list[Capability]]:
+    """Those of the GPUs that have them (if none has, all), and the line of all; none of no GPU."""
     name = "stream memory operations"
-    try:
-        gpus = _library.json_of(_library.load().limbo_devices_json())
-    except LimboError:
-        return []  # the line of the GPU says it
     found = {
-        gpu["index"]: line for gpu in gpus for line in _probed(gpu["index"]) if line.name == name
+        gpu: line
+        for gpu in gpus
+        for line in attempt((name,), lambda gpu=gpu: _probed(gpu))  # type: ignore[misc]
+        if line.name == name
     }
     if not found:
-        return []
-    seen = "; ".join(f"GPU {index}: {line.seen}" for index, line in found.items())
-    refused = [line for line in found.values() if line.state == FAILS]
-    return [replace(refused[0], seen=seen) if refused else Capability(name, WORKS, seen)]
+        return gpus, []
+    good = [gpu for gpu, line in found.items() if line.state == WORKS]
+    seen = "; ".join(f"GPU {gpu}: {line.seen}" for gpu, line in found.items())
+    advice = next((line.advice for line in found.values() if line.state == FAILS), "")
+    return good or gpus, [Capability(name, WORKS if good else FAILS, seen, advice)]
 
 
 def _mps() -> Capability:

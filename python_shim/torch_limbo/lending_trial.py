@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ _RETURN_S = 10.0
 _ANSWER_S = 60.0
 #: A receiver that answers no more has ended after this, in seconds, or is killed.
 _ENDS_S = 5.0
+#: What to do where memory of one GPU does not open on another.
+_SAME_GPU = "lend to processes on the same GPU, or copy"
 
 
 class Receiver:
@@ -108,9 +111,11 @@ def _filled(device: int) -> Any:
 _EXPECTED = "sum 3072.0"
 
 
-def lending() -> list[Capability]:
-    """What only two processes can show, each for itself."""
-    lines = attempt(("memory handles", "life line"), _lend_and_kill)
+def lending(gpus: Sequence[int]) -> list[Capability]:
+    """What only two processes can show, each for itself: on the first of these GPUs, and between
+    them."""
+    first = gpus[0]
+    lines = attempt(("memory handles", "life line"), lambda: _lend_and_kill(first))
     if lines[0].state != WORKS:
         return lines + [
             Capability(name, UNKNOWN, "nothing could be lent")
@@ -118,17 +123,17 @@ def lending() -> list[Capability]:
         ]
     return [
         *lines,
-        *attempt(("namespaces",), _namespaces),
-        *attempt(("peer access",), _peer_access, "lend to processes on the same GPU, or copy"),
+        *attempt(("namespaces",), lambda: _namespaces(first)),
+        *attempt(("peer access",), lambda: _peer_access(gpus), _SAME_GPU),
     ]
 
 
-def _lend_and_kill() -> tuple[Capability, Capability]:
+def _lend_and_kill(gpu: int) -> tuple[Capability, Capability]:
     from . import api
 
     api.enable()
     with Receiver() as receiver:
-        tensor = _filled(0)
+        tensor = _filled(gpu)
         answer = receiver.read(api.share(tensor))
         if answer != _EXPECTED:
             lent = Capability(
@@ -168,7 +173,7 @@ def _kill(receiver: Receiver) -> Capability:
     )
 
 
-def _namespaces() -> Capability:
+def _namespaces(gpu: int) -> Capability:
     """Lends to a process of another pid namespace."""
     from . import _library, api
 
@@ -188,7 +193,7 @@ def _namespaces() -> Capability:
     elif words := _refusal([*wrapper, "true"]):
         return Capability(name, UNKNOWN, f"{inside}; another cannot be made here ({words})")
     with Receiver(*wrapper) as receiver:
-        answer = receiver.read(api.share(_filled(0)))
+        answer = receiver.read(api.share(_filled(gpu)))
     if answer == _EXPECTED:
         return Capability(name, WORKS, f"{inside}; a process of another one read what it was lent")
     start_cuda = [*wrapper, sys.executable, "-c", "import torch; torch.cuda.init()"]
@@ -231,21 +236,19 @@ def _pid_namespace() -> str:
     return "this process is in /proc's pid namespace"
 
 
-def _peer_access() -> Capability:
+def _peer_access(gpus: Sequence[int]) -> Capability:
     """Opens memory of each GPU on each other one."""
-    from . import _library, api
+    from . import api
 
     name = "peer access"
-    count = len(_library.json_of(_library.load().limbo_devices_json()))
-    if count < 2:
-        return Capability(name, NOT_NEEDED, "there is one GPU")
+    if len(gpus) < 2:
+        return Capability(name, NOT_NEEDED, "there is one GPU that works")
     refused = []
     with Receiver() as receiver:
-        for owner, other in itertools.permutations(range(count), 2):
+        for owner, other in itertools.permutations(gpus, 2):
             answer = receiver.read(api.share(_filled(owner)), other)
             if answer != _EXPECTED:
                 refused.append(f"GPU {owner}'s memory on GPU {other}: {answer}")
     if refused:
-        advice = "lend to processes on the same GPU, or copy"
-        return Capability(name, FAILS, "; ".join(refused), advice)
-    return Capability(name, WORKS, f"memory of each of {count} GPUs read on each other")
+        return Capability(name, FAILS, "; ".join(refused), _SAME_GPU)
+    return Capability(name, WORKS, f"memory of each of {len(gpus)} GPUs read on each other")

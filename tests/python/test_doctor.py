@@ -90,6 +90,50 @@ def test_a_full_second_gpu_hides_nothing_else(tmp_path: Path) -> None:
     assert "free memory" in told["peer access"]["advice"]
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_of_two_gpus_one_cannot_be_asked(tmp_path: Path, broken: int) -> None:
+    """Lending is tried on the other."""
+    code, told = capabilities(
+        LIMBO_SIM_DEVICES="2",
+        LIMBO_SIM_MACHINE=str(tmp_path / "machine"),
+        LIMBO_SIM_FAULTS=f"memory_info:{broken + 1}=fail",
+    )
+    assert code == 0, told
+    assert told["GPU"]["state"] == "works"
+    gpus = told["GPU"]["seen"].split("; ")
+    assert gpus[broken].startswith(f"{broken}: ")
+    assert "memory_info" in gpus[broken]
+    assert "GiB free" in gpus[1 - broken]
+    assert "CUDA_VISIBLE_DEVICES" in told["GPU"]["advice"]
+    assert told["stream memory operations"]["seen"].startswith(f"GPU {1 - broken}: ")
+    assert told["memory handles"]["state"] == "works"
+    assert told["peer access"]["state"] == "not needed"
+
+
+def test_of_two_gpus_one_has_no_stream_memory_operations(tmp_path: Path) -> None:
+    code, told = capabilities(
+        LIMBO_SIM_DEVICES="2",
+        LIMBO_SIM_MACHINE=str(tmp_path / "machine"),
+        LIMBO_SIM_FAULTS="write_words:1=fail",
+    )
+    assert code == 0, told
+    line = told["stream memory operations"]
+    assert line["state"] == "works"
+    assert "write_words" in line["seen"].split("; ")[0]
+    assert "driver" in line["advice"]
+    assert told["memory handles"]["state"] == "works"
+    assert told["peer access"]["state"] == "not needed"
+
+
+def test_no_gpu_can_be_asked() -> None:
+    code, told = capabilities(LIMBO_SIM_FAULTS="memory_info:*=fail")
+    assert code == 1
+    assert told["GPU"]["state"] == "does not"
+    assert "memory_info" in told["GPU"]["seen"]
+    assert told["GPU"]["advice"]
+    assert told["memory handles"]["seen"] == "no GPU works"
+
+
 def test_a_runtime_directory_that_others_can_enter(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     done = doctor(LIMBO_RUNTIME_DIR=str(tmp_path))
@@ -250,7 +294,7 @@ def test_a_killed_receiver_whose_memory_does_not_come_back(
     monkeypatch.setattr(torch_limbo.api, "enable", lambda: None)  # this process stays as it is
     monkeypatch.setattr(lending_trial, "_RETURN_S", 0.2)
     monkeypatch.setattr(lending_trial, "Receiver", Undying)
-    lent, life_line = lending_trial._lend_and_kill()
+    lent, life_line = lending_trial._lend_and_kill(0)
     assert (lent.state, life_line.state) == ("works", "does not")
     assert "is not back after" in life_line.seen
     assert "it is not known to have ended" in life_line.seen
@@ -269,12 +313,12 @@ def test_a_namespace_in_which_cuda_does_not_start(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lending_trial.Receiver, "read", lambda *_: "Error 304: OS call failed")
     words = {"true": "", "import torch; torch.cuda.init()": "Error 304: OS call failed"}
     monkeypatch.setattr(lending_trial, "_refusal", lambda command: words[command[-1]])
-    line = lending_trial._namespaces()
+    line = lending_trial._namespaces(0)
     assert line.state == "not tried"
     assert "CUDA does not start in another one that is made here (Error 304" in line.seen
     assert line.advice
     words["import torch; torch.cuda.init()"] = ""
-    line = lending_trial._namespaces()
+    line = lending_trial._namespaces(0)
     assert line.state == "does not"
     assert "a process of another one says: Error 304" in line.seen
 
