@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from . import _library, api
+from ._children import command_of
 from .devices import require_gpu
 
 ROUNDS = 7
@@ -80,16 +81,18 @@ def receiving() -> None:
 
 
 def _child(role: str, **pipes: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", f"from torch_limbo import bench; bench.{role}()"]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=_environment(), **pipes)
+    return subprocess.Popen(
+        command_of("bench", role),
+        text=True,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        **pipes,
+    )
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package first where a child looks, and torch's own allocator."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    rest = os.environ.get("PYTHONPATH")
-    ours = {name: value for name, value in os.environ.items() if name != "LIMBO_ENABLE"}
-    return {**ours, "PYTHONPATH": os.pathsep.join([package, *([rest] if rest else [])])}
+    """Ours, with torch's own allocator."""
+    return {name: value for name, value in os.environ.items() if name != "LIMBO_ENABLE"}
 
 
 def print_native_allocation() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ._children import command_of
 from .capability import FAILS, NOT_NEEDED, UNKNOWN, WORKS, Capability, attempt
 
 #: Killed receivers' memory must be back after this, in seconds (2 s of grace, and some more).
@@ -32,7 +33,7 @@ class Receiver:
     and the next message has another."""
 
     def __init__(self, *wrapper: str) -> None:
-        self._command = [*wrapper, sys.executable, "-m", "torch_limbo.receiver"]
+        self._command = [*wrapper, *command_of("receiver", "main")]
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Receiver:
@@ -48,7 +49,6 @@ class Receiver:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=_environment(),
         )
 
     def read(self, message: bytes, device: int = -1) -> str:
@@ -86,13 +86,6 @@ class Receiver:
         with contextlib.suppress(OSError):  # what was written and not flushed has no reader
             return process.communicate()[1]
         return ""
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with this very package first where a child looks."""
-    package = str(Path(__file__).resolve().parent.parent)
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _filled(device: int) -> Any:
@@ -215,9 +208,7 @@ def _namespaces(gpu: int) -> Capability:
 
 def _refusal(command: list[str]) -> str:
     """The last words of a command that fails; nothing of one that does not."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=_environment(), timeout=_ANSWER_S
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
     if done.returncode == 0:
         return ""
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,4 +1,4 @@
-"""The process that `doctor` and `bench` lend to: opens what it is told to, and says what it read.
+"""The process that `doctor` lends to: opens what it is told to, and says what it read.
 
 One request a line on standard input: a device (-1: the owner's) and a message in hexadecimal. One
 answer a line: ``sum NUMBER`` or what went wrong. What it opened it holds until the next request.
@@ -28,7 +28,3 @@ def main() -> int:
         except (LimboError, RuntimeError) as error:
             print(" ".join(str(error).split()), flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

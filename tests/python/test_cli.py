@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch_limbo
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -159,3 +162,46 @@ def test_what_is_measured_beside_limbo_is_torchs_allocator(monkeypatch: pytest.M
 
     monkeypatch.setenv("LIMBO_ENABLE", "1")  # a child would have Limbo, too
     assert "LIMBO_ENABLE" not in bench._environment()
+
+
+#: Beside the package, where every child would find it before the standard library's own if that
+#: folder stood first on its path.
+BACKPORT = "raise ImportError('a back-ported module stands in for the standard library')\n"
+
+CHILDREN = """
+import subprocess, sys
+sys.path.append(sys.argv[1])
+import torch_limbo
+assert torch_limbo.__file__.startswith(sys.argv[1]), torch_limbo.__file__
+from torch_limbo import bench, lending_trial
+with lending_trial.Receiver() as receiver:
+    print(receiver.read(b"\1"))
+try:
+    torch_limbo.receive(b"\1")
+except torch_limbo.LimboError as error:
+    print(error)
+child = bench._child("receiving", stdin=subprocess.DEVNULL)
+child.communicate()
+assert child.returncode == 0
+"""
+
+
+def test_a_back_ported_module_beside_the_package_breaks_no_child(tmp_path: Path) -> None:
+    package = Path(torch_limbo.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "lib", "include")
+    shutil.copytree(package, tmp_path / package.name, ignore=ignored)
+    (tmp_path / "dataclasses.py").write_text(BACKPORT, encoding="utf-8")
+    environment = {**os.environ, "LIMBO_LIBRARY": str(torch_limbo.library_path())}
+    del environment["PYTHONPATH"]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=environment,
+        cwd=tmp_path.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    read, refused = done.stdout.splitlines()
+    assert read == refused
