@@ -17,6 +17,7 @@
 #include "hooks/adapter.h"
 #include "hooks/preconditions.h"
 #include "hooks/settings.h"
+#include "hooks/stock_loading.h"
 
 namespace limbo {
 namespace {
@@ -40,8 +41,8 @@ Locks& locks() {
   static auto* made = new Locks;
   return *made;
 }
-// torch's two pointers to an allocator: the one that everybody goes by, and its plug-in, which that one
-// owns, and which its tensors are freed through.
+// torch's two pointers to an allocator: the one that everybody goes by, and the one of plug-ins, which
+// owns its plug-in, and by which that one's tensors are freed.
 struct Allocators {
   torch_cuda::CUDAAllocator* current = nullptr;
   std::shared_ptr<torch_cuda::CUDAAllocator> plug_in;
@@ -131,6 +132,13 @@ void keep_for_its_tensors(const std::shared_ptr<torch_cuda::CUDAAllocator>& plug
   adapter().note_plug_in(plug_in.get());
 }
 
+// Of torch's wrapper around limbo_malloc. torch keeps it: what it has handed out is freed through it.
+// Whether it was initialised (those that Python makes are so from the start).
+bool take_place_of_wrapper(torch_cuda::CUDAAllocator& wrapper) {
+  torch_cuda::allocator.store(&adapter());
+  return wrapper.initialized();
+}
+
 void take_over_initialization(bool initialized) {
   if (initialized) adapter().init(c10::cuda::device_count());
 }
@@ -165,12 +173,16 @@ void install() {
     const auto lock = lock_for_change();
     if (!installed()) {
       torch_cuda::CUDAAllocator* before = current();
-      require_unused(*before);
-      // torch owns it only by this pointer, if it is not torch's own.
-      keep_for_its_tensors(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator());
-      was_initialized = before->initialized();
-      change_by_way_of_adapter(shared_adapter());
-      if (was_initialized) adapter().note_replaced(before);
+      if (is_limbo(*before)) {
+        was_initialized = take_place_of_wrapper(*before);
+      } else {
+        require_unused(*before);
+        // torch owns it only by this pointer, if it is not torch's own.
+        keep_for_its_tensors(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator());
+        was_initialized = before->initialized();
+        change_by_way_of_adapter(shared_adapter());
+        if (was_initialized) adapter().note_replaced(before);
+      }
     }
   }
   take_over_initialization(was_initialized);
@@ -188,9 +200,7 @@ void replace_pluggable_wrapper() {
     if (!lock.owns_lock() || maker.load() != std::thread::id{}) return;
     auto* wrapper = dynamic_cast<Pluggable*>(current());
     if (wrapper == nullptr) return;
-    // torch keeps the wrapper: what it has handed out is freed through it.
-    torch_cuda::allocator.store(&adapter());
-    was_initialized = wrapper->initialized();
+    was_initialized = take_place_of_wrapper(*wrapper);
   }
   take_over_initialization(was_initialized);
   complete_installation();

@@ -14,9 +14,7 @@ import torch_limbo
 from torch_limbo import LimboError, _library
 
 
-def run_python(
-    code: str, *arguments: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, **environment},
@@ -232,6 +230,18 @@ assert torch.cuda.get_allocator_backend() == "pluggable"
 assert torch.cuda.memory._get_current_allocator()._allocator is not made._allocator
 """
     done = run_python(STOCK_LOADING + code, *plug_in)
+    assert done.returncode == 0, done.stderr
+
+
+def test_stock_loading_and_then_enable() -> None:
+    """torch keeps its wrapper, and whatever it has handed out is freed through it."""
+    code = """
+wrapper = torch._C._cuda_getAllocator()
+torch_limbo.enable()
+assert torch.cuda.get_allocator_backend() == "limbo"
+assert torch._C._cuda_getAllocator() is wrapper
+"""
+    done = run_python(STOCK_LOADING + code)
     assert done.returncode == 0, done.stderr
 
 

@@ -311,6 +311,23 @@ TEST_F(Install, TheStockWrapperGivesWayWhenTorchInitialisesCuda) {
   torch_cuda::raw_delete(data);
 }
 
+// As Python makes it. It cannot say whether its memory is used, and where there is a GPU another one
+// that cannot is refused.
+TEST_F(Install, TheInitialisedStockWrapperGivesWayToInstalling) {
+  const auto wrapper = wrapper_around(reinterpret_cast<MallocFunction*>(&limbo_malloc));
+  wrapper->init(1);
+  pluggable::changeCurrentAllocator(wrapper);
+  install();
+  EXPECT_TRUE(installed());
+  EXPECT_TRUE(adapter().initialized());
+  // torch keeps the wrapper: what it may hand out is freed through it.
+  EXPECT_EQ(pluggable::getCurrentAllocator(), wrapper);
+  void* data = wrapper->malloc(1000, 0, nullptr);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 1);
+  c10::DataPtr(data, data, wrapper->raw_deleter(), c10::Device(c10::kCUDA, 0)).clear();
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
+}
+
 TEST_F(Install, WrappersOfOtherFunctionsStay) {
   const auto other =
       wrapper_around(+[](std::size_t, int, cudaStream_t) -> void* { return nullptr; });
