@@ -1,8 +1,8 @@
 #include "hooks/operators.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -24,16 +24,25 @@
 namespace limbo {
 namespace {
 
+// Without the dispatcher: a mode of the program would put a tensor of its own there, one without
+// memory perhaps (FakeTensorMode).
 at::Tensor to_tensor(const Bytes& bytes) {
-  auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())},
-                          at::TensorOptions(c10::kCPU).dtype(c10::kByte));
+  const at::Tensor tensor =
+      at::detail::empty_cpu({static_cast<std::int64_t>(bytes.size())}, c10::kByte);
   std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }
 
+// Such a tensor of a mode's or of a transform's has a size and no memory.
+bool has_memory(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return false;
+  return tensor.numel() == 0 ||
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
 ByteSpan to_span(const at::Tensor& bytes) {
   if (!bytes.defined() || !bytes.is_cpu() || bytes.scalar_type() != c10::kByte ||
-      bytes.dim() != 1 || !bytes.is_contiguous()) {
+      bytes.dim() != 1 || !bytes.is_contiguous() || !has_memory(bytes)) {
     throw Error(ErrorCode::kBadArgument,
                 "A message is a contiguous one-dimensional uint8 tensor on "
                 "the CPU, as share returns it.");

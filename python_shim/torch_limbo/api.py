@@ -174,10 +174,11 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     Errors: ``not_lendable`` (a CPU tensor, memory of another allocator, of a CUDA graph or of a
     ``torch.cuda.MemPool``: share ``clone()``, made outside of them), ``bad_argument``
     (``consumers`` or ``ttl`` out of range, a non-leaf that requires grad, named dimensions, a
-    subclass of Tensor other than Parameter), ``not_available_yet`` (the current stream is being
-    captured into a graph), ``ledger_full``, ``no_channel``, ``device_error`` (a driver call failed;
-    this process's GPU context is lost), ``forked_child``; of a received tensor also ``withdrawn``,
-    ``expired`` and ``producer_exited`` (send ``clone()``).
+    subclass of Tensor other than Parameter, what ``torch.func`` gives to a function that it
+    transforms), ``not_available_yet`` (the current stream is being captured into a graph),
+    ``ledger_full``, ``no_channel``, ``device_error`` (a driver call failed; this process's GPU
+    context is lost), ``forked_child``; of a received tensor also ``withdrawn``, ``expired`` and
+    ``producer_exited`` (send ``clone()``).
     """
     kind = checked_for_sending(tensor, ttl)
     if not isinstance(consumers, int) or not 1 <= consumers <= _MOST_CONSUMERS:
@@ -205,6 +206,12 @@ def checked_for_sending(tensor: torch.Tensor, ttl: float | None) -> int:
             "bad_argument",
             "A plain tensor or a Parameter can be shared, and this is a "
             f"{type(tensor).__name__}. Share the plain tensors that it is made of.",
+        )
+    if reductions.is_of_transform(tensor):
+        raise LimboError(
+            "bad_argument",
+            "The tensor is a transformed function's (torch.func.vmap, grad, functionalize), and "
+            "stands for others. Share it outside of the transform.",
         )
     if tensor.requires_grad and not tensor.is_leaf:
         raise LimboError(

@@ -135,18 +135,46 @@ class LimboStorage:
         """Nothing to do: a message that one process opens twice counts once."""
 
 
+def _real_tensors() -> Any:
+    """A context in which torch's functions make and change tensors that have memory, whatever mode
+    the program is in: in FakeTensorMode they would make others."""
+    return torch._C._DisableTorchDispatch()
+
+
 def empty_tensor(dtype: torch.dtype, device: int) -> torch.Tensor:
     """A tensor without elements on a GPU, by its index."""
     if _library.simulated():
         made: torch.Tensor = torch.ops.limbo.sim_empty([0], dtype=dtype, device=device)
         return made
-    return torch.empty(0, dtype=dtype, device=torch.device("cuda", device))
+    with _real_tensors():
+        return torch.empty(0, dtype=dtype, device=torch.device("cuda", device))
+
+
+def _over_storage(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    made = empty_tensor(dtype, storage.device.index or 0)
+    with _real_tensors():
+        made.set_(storage, offset, size, stride)
+    return made
+
+
+def is_of_transform(tensor: torch.Tensor) -> bool:
+    """Whether it is what ``torch.func`` gives to a transformed function (vmap, grad and the like),
+    which stands for other tensors and has no memory of its own."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def _goes_by_descriptor(tensor: torch.Tensor) -> bool:
     if not _sends_by_descriptor or not _library.available():
         return False
     if not tensor.is_cuda or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    if is_of_transform(tensor):
         return False
     if tensor.untyped_storage().nbytes() == 0:
         return bool(_library.load().limbo_torch_installed()) or _library.simulated_is_chosen()
@@ -206,8 +234,8 @@ def rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
     storage_size_bytes, requires_grad = arguments[8], arguments[10]
     if descriptor is None or storage_size_bytes == 0:
         _library.start_cuda()
-        tensor = empty_tensor(dtype, index_for_empty(device))
-        tensor.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
+        nothing = empty_tensor(dtype, index_for_empty(device)).untyped_storage()
+        tensor = _over_storage(nothing, dtype, offset, tuple(size), tuple(stride))
     else:
         tensor = receive_tensor(descriptor, device)
         described = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -224,18 +252,18 @@ def _laid_out_anew(
     stride: tuple[int, ...],
 ) -> torch.Tensor:
     """Another tensor over the same storage, conjugating and negating as this one does."""
-    storage = tensor.untyped_storage()
-    made = empty_tensor(dtype, storage.device.index or 0)
-    made.set_(storage, offset, size, stride)
-    if tensor.is_conj() and made.is_complex():
-        made = made.conj()
-    return torch._neg_view(made) if tensor.is_neg() else made
+    made = _over_storage(tensor.untyped_storage(), dtype, offset, size, stride)
+    with _real_tensors():
+        if tensor.is_conj() and made.is_complex():
+            made = made.conj()
+        return torch._neg_view(made) if tensor.is_neg() else made
 
 
 def dressed(tensor: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
     """The tensor as its sender had it: a Parameter or not, requiring grad or not."""
     if parameter:
-        return torch.nn.Parameter(tensor.detach(), requires_grad=requires_grad)
+        with _real_tensors():
+            return torch.nn.Parameter(tensor.detach(), requires_grad=requires_grad)
     if tensor.requires_grad != requires_grad:
         tensor.requires_grad_(requires_grad)
     return tensor
@@ -259,7 +287,7 @@ def reduce_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The pair for an untyped storage (typed ones come here by the one inside them)."""
     untyped = storage.untyped() if isinstance(storage, torch.TypedStorage) else storage
     if untyped.is_cuda and _sends_by_descriptor and _library.available():
-        whole = empty_tensor(torch.uint8, untyped.device.index or 0).set_(untyped)
+        whole = _over_storage(untyped, torch.uint8, 0, (untyped.nbytes(),), (1,))
         if _goes_by_descriptor(whole):
             device = by_uuid(untyped.device)
             if untyped.nbytes() == 0:
