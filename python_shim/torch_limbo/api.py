@@ -358,7 +358,8 @@ def stats() -> dict[str, Any]:
 
     The counts of sharing, and over all devices the sums of ``limbo_blocks`` (freed here and still
     lent), ``limbo_bytes``, ``held_for_readers_bytes``, ``allocated_bytes``, ``active_bytes`` and
-    ``reserved_bytes``; under ``devices`` the same for each device that was used.
+    ``reserved_bytes``; under ``devices`` the same for each visible device, whether it was used or
+    not. In a process that has used none yet all are 0, and ``devices`` is empty.
     """
     numbers = _library.json_of(_library.load().limbo_stats_json())
     result: dict[str, Any] = dict(numbers["sharing"])

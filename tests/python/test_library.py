@@ -245,6 +245,21 @@ assert torch._C._cuda_getAllocator() is wrapper
     assert done.returncode == 0, done.stderr
 
 
+def test_numbers_of_every_visible_device(tmp_path: Path) -> None:
+    code = """
+import torch, torch_limbo
+before = torch_limbo.stats()
+assert before["devices"] == [] and before["allocated_bytes"] == 0
+kept = torch.ops.limbo.sim_empty([1000], dtype=torch.uint8, device=1)
+unused, used = torch_limbo.stats()["devices"]
+assert (unused["device"], unused["reserved_bytes"]) == (0, 0)
+assert (used["device"], used["allocated_bytes"]) == (1, 1024)
+"""
+    machine = str(tmp_path / "machine")
+    done = run_python(code, LIMBO_SIM_DEVICES="2", LIMBO_SIM_MACHINE=machine)
+    assert done.returncode == 0, done.stderr
+
+
 def test_options_are_documented() -> None:
     options = torch_limbo.options()
     assert options
