@@ -38,7 +38,9 @@ void ReleaseQueue::enqueue(std::list<Batch>& one) noexcept {
   if (captured) not_enqueued(batch, false);
   if (!batch.room.lane && !batch.jobs.empty()) may_be_in_graph(batch, target.stream);
   if (makes(Mistake::kCloseWhileLanding) && !batch.jobs.empty()) {
-    for (ReleaseJob& job : batch.jobs) (void)job.link->imports().let_go(job.mapping);
+    for (const ReleaseJob& job : batch.jobs) {
+      if (job.link->imports().let_go(job.mapping)) unmapper_.nudge();
+    }
   }
   const std::lock_guard lock(mutex_);
   const auto landing = landing_.find(key);
