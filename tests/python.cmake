@@ -60,6 +60,7 @@ function(limbo_add_python_tests folder prefix)
       PROPERTIES TIMEOUT 600
                  SKIP_RETURN_CODE 5 # pytest's for "nothing to run": the file skips itself as a whole
                  LABELS python
+                 COST 60 # they take longest: none of them is left alone at the end
                  ENVIRONMENT
                  "PYTHONPATH=${limbo_python_path};LIMBO_RUNTIME_DIR=${place}/run;\
 LIMBO_SIM_MACHINE=${place}/sim;${ARGN}")

@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kReturnBudgetNs = 200'000'000;
 constexpr std::size_t kBlockBytes = std::size_t{64} << 20;
 constexpr std::size_t kReadersAtOnce = 4;  // each needs a second or so to get its GPU
-constexpr std::chrono::seconds kPatience{30};
+constexpr std::chrono::seconds kReturnPatience{30};
 // How often the owner looks: the error of every time here.
 constexpr std::chrono::microseconds kLook{100};
 
@@ -45,7 +45,7 @@ Returned kill_and_wait(Reader& reader) {
     if (returned.back_ns == 0 && allocator().stats(0).limbo_blocks == 0) {
       returned.back_ns = ns_since(killed);
     }
-    if (Clock::now() > killed + kPatience) {
+    if (Clock::now() > killed + kReturnPatience) {
       throw std::runtime_error("a killed consumer's memory does not come back");
     }
     std::this_thread::sleep_for(kLook);

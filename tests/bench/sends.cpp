@@ -39,7 +39,7 @@ constexpr std::size_t kLeakedBytes = std::size_t{2} << 20;
 constexpr int kLeakedEvents = 200;
 constexpr std::uint64_t kMostWarmUp = 100'000;  // every claim slot of the receiver has been used
 constexpr std::uint64_t kMoments = 10;          // at which both are looked at, beside the first
-constexpr std::chrono::milliseconds kPatience{120'000};
+constexpr std::chrono::milliseconds kAnswerPatience{120'000};
 
 std::uint32_t value_of(std::uint64_t number) {
   return static_cast<std::uint32_t>(number) | 0x4000'0000U;
@@ -152,7 +152,7 @@ struct Moment {
 class Sender {
  public:
   explicit Sender(const std::string& leak) : child_("bench_receiver", {leak}) {
-    child_.expect("ready", kPatience);
+    child_.expect("ready", kAnswerPatience);
   }
 
   void send_until(std::uint64_t count) {
@@ -168,7 +168,7 @@ class Sender {
   // With nothing on its way.
   [[nodiscard]] Moment look() {
     child_.send("usage");
-    std::istringstream values(child_.receive(kPatience));
+    std::istringstream values(child_.receive(kAnswerPatience));
     Moment moment;
     for (std::int64_t& value : moment.receiver) values >> value;
     wait_until_all_is_back();
@@ -180,7 +180,7 @@ class Sender {
 
   void finish() {
     child_.close_input();
-    child_.finish(kPatience);
+    child_.finish(kAnswerPatience);
   }
   [[nodiscard]] std::uint64_t checked() const noexcept { return checked_; }
   [[nodiscard]] std::uint64_t wrong() const noexcept { return wrong_; }
@@ -205,7 +205,7 @@ class Sender {
   }
 
   void read_answer() {
-    std::istringstream answer(child_.receive(kPatience));
+    std::istringstream answer(child_.receive(kAnswerPatience));
     std::string verb;
     answer >> verb >> checked_ >> wrong_;
     if (verb != "taken") throw std::runtime_error("the receiver says \"" + verb + "\"");

@@ -14,10 +14,6 @@ using protocol::ClaimVerdict;
 using protocol::makes;
 using protocol::Mistake;
 
-constexpr std::uint8_t bit(std::uint32_t index) {
-  return static_cast<std::uint8_t>(1U << index);
-}
-
 void store_mark(const Run& run, std::uint32_t piece) {
   const Import& import = run.own().consumers[run.lease()].imports[piece];
   const std::uint32_t mark = import.entered && import.open ? kMarkMapped : kMarkOpening;

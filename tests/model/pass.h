@@ -11,10 +11,6 @@ inline std::uint32_t lowest(std::uint32_t bits) {
   return index;
 }
 
-constexpr std::uint8_t bit(std::uint32_t index) {
-  return static_cast<std::uint8_t>(1U << index);
-}
-
 // The segments of a pass: the allocator's list, then each row, then what may be closed.
 void absorb(const Run& run, ModelExports& exports, Phase then);
 void note(const Run& run, ModelExports& exports);

@@ -14,10 +14,6 @@ namespace {
 
 using protocol::NameVerdict;
 
-constexpr std::uint8_t bit(std::uint32_t index) {
-  return static_cast<std::uint8_t>(1U << index);
-}
-
 // Of a process that ends the socket is closed before its threads are over.
 bool is_found_alive(const World& world, std::uint32_t process) {
   const Process& state = world.own.processes[process];

@@ -17,6 +17,10 @@
 
 namespace limbo::model {
 
+constexpr std::uint8_t bit(std::uint32_t index) {
+  return static_cast<std::uint8_t>(1U << index);
+}
+
 inline constexpr std::uint32_t kExports = 3;
 inline constexpr std::uint32_t kLeases = 3;
 inline constexpr std::uint32_t kGroups = 2;

@@ -17,14 +17,13 @@
 #include "ipc/fail_points.h"
 #include "tests/support/eventually.h"
 #include "tests/support/shared_words.h"
+#include "tests/support/sizes.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
 namespace {
 
 namespace torch_cuda = c10::cuda::CUDACachingAllocator;
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 constexpr auto kSmall = static_cast<std::size_t>(c10::CachingAllocator::StatType::SMALL_POOL);
 constexpr auto kLarge = static_cast<std::size_t>(c10::CachingAllocator::StatType::LARGE_POOL);
 

@@ -15,6 +15,7 @@
 #include "hooks/current_stream.h"
 #include "hooks/install.h"
 #include "tests/support/child_process.h"
+#include "tests/support/sizes.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
@@ -23,8 +24,6 @@ namespace {
 namespace torch_cuda = c10::cuda::CUDACachingAllocator;
 using torch_cuda::RecordContext;
 using Entry = torch_cuda::TraceEntry;
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 constexpr c10::MempoolId_t kDefaultPool{0, 0};
 
 struct NumberedContext final : c10::GatheredContext {

@@ -5,14 +5,13 @@
 
 #include "hooks/adapter.h"
 #include "hooks/install.h"
+#include "tests/support/sizes.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
 
 class PoolsOfTorch : public TorchTest {
  protected:
-  static constexpr std::size_t kMiB = std::size_t{1} << 20;
-  static constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   static constexpr c10::MempoolId_t kPool{0, 1};
 
   static bool everything(cudaStream_t /*stream*/) { return true; }

@@ -10,12 +10,11 @@
 #include "hooks/capi.h"
 #include "hooks/install.h"
 #include "tests/support/child_process.h"
+#include "tests/support/sizes.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
 namespace {
-
-constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 std::size_t reserved_mib() {
   const auto bytes =

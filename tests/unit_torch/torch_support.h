@@ -7,12 +7,16 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
 #include <utility>
 
 #include "hooks/process.h"
 
 namespace limbo::testing {
+
+// The number that counts all pools, in torch's statistics.
+inline constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 // Skips nothing: a run on another device would test something else, so it fails.
 class TorchTest : public ::testing::Test {
