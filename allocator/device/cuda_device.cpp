@@ -8,6 +8,7 @@
 #include "allocator/device/cuda_capture_order.h"
 #include "allocator/device/cuda_contexts.h"
 #include "allocator/device/cuda_host_memory.h"
+#include "allocator/device/cuda_idle_wait.h"
 #include "allocator/device/cuda_memory_users.h"
 #include "allocator/device/device.h"
 #include "allocator/device/driver_entry_points.h"
@@ -61,7 +62,8 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
       : CudaCaptureOrder(driver, contexts_),  // which only notes where they will be
         driver_(driver),
         contexts_(driver),
-        host_memory_(contexts_) {}
+        idle_wait_(contexts_),
+        host_memory_(contexts_, idle_wait_) {}
 
   std::string_view name() const noexcept override { return "cuda"; }
   int device_count() override { return contexts_.count(); }
@@ -111,6 +113,7 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
 
   const DriverEntryPoints& driver_;
   CudaContexts contexts_;
+  CudaIdleWait idle_wait_;
   CudaHostMemory host_memory_;
 };
 
@@ -284,20 +287,10 @@ void CudaDevice::synchronize_stream(StreamRef stream) {
   check("cuStreamSynchronize", driver_.cuStreamSynchronize(named));
 }
 
-// cuCtxSynchronize would end every capture in the context, whatever the thread's capture mode
-// (measured). To give memory back the driver waits for the device as well, and lets captures be.
 void CudaDevice::synchronize_device(int device) {
-  constexpr std::size_t kScratchBytes = std::size_t{2} << 20;
   if (!contexts_.has_context(device)) return;  // nobody has used it, and waiting would make one
   const CudaCallScope scope(contexts_, device);
-  CUdeviceptr scratch = 0;
-  const CUresult made = driver_.cuMemAlloc(&scratch, kScratchBytes);
-  if (made == CUDA_ERROR_OUT_OF_MEMORY) {
-    check("cuCtxSynchronize", driver_.cuCtxSynchronize());
-    return;
-  }
-  check("cuMemAlloc", made);
-  check("cuMemFree", driver_.cuMemFree(scratch));
+  idle_wait_.wait(device);
 }
 
 EventHandle CudaDevice::create_event(int device) {

@@ -166,8 +166,10 @@ class Device {
   [[nodiscard]] virtual bool is_lost(int device) noexcept = 0;
 
   virtual void synchronize_stream(StreamRef stream) = 0;
-  // Waits until everything that this process had queued on the device is done. Breaks no capture, so
-  // that background threads may call it; what is being captured is not waited for.
+  // Waits until everything that this process had queued on the device is done; where it has not used
+  // the device there is nothing. Breaks no capture, so that background threads may call it; what is
+  // being captured is not waited for. On a full device it can throw kDeviceError without having
+  // waited (cuda_idle_wait.h), so try again later.
   virtual void synchronize_device(int device) = 0;
 
   [[nodiscard]] virtual EventHandle create_event(int device) = 0;

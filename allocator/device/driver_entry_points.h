@@ -39,7 +39,6 @@ namespace limbo {
   X(cuCtxGetDevice)                      \
   X(cuCtxPushCurrent)                    \
   X(cuCtxPopCurrent)                     \
-  X(cuCtxSynchronize)                    \
   X(cuThreadExchangeStreamCaptureMode)   \
   X(cuMemGetInfo)                        \
   X(cuMemAlloc)                          \

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/support/cuda_driver.h"
 #include "tests/support/device_suite.h"
@@ -86,6 +89,57 @@ TEST_P(CudaCapture, SurvivesWaitingForTheDevice) {
   EXPECT_EQ(failure, "");
   EXPECT_TRUE(waited);
   EXPECT_EQ(result, CUDA_SUCCESS);
+  device().destroy_event(0, event);
+}
+
+// Takes all memory of the device while it lives, but for what is too little for a segment.
+class FullDevice {
+ public:
+  explicit FullDevice(Device& device) : device_(device) {
+    for (std::size_t size_bytes = std::size_t{1} << 40; size_bytes >= kMiB;) {
+      void* taken = device_.try_allocate(0, size_bytes);
+      if (taken == nullptr) {
+        size_bytes /= 2;
+      } else {
+        taken_.push_back(taken);
+      }
+    }
+  }
+  ~FullDevice() {
+    for (void* taken : taken_) device_.free(0, taken);
+  }
+  FullDevice(const FullDevice&) = delete;
+  FullDevice& operator=(const FullDevice&) = delete;
+
+ private:
+  Device& device_;
+  std::vector<void*> taken_;
+};
+
+TEST_P(CudaCapture, SurvivesWaitingForAFullDevice) {
+  const StreamRef captured = new_stream();
+  const StreamRef busy = new_stream();
+  const EventHandle event = device().create_event(0);
+  keep_busy(busy, std::chrono::milliseconds(1));  // needs memory the first time
+  device().synchronize_device(0);
+  const FullDevice full(device());
+  for (int round = 0; round < 2; ++round) {
+    bool waited = false;
+    std::string failure;
+    const CUresult result = capture_while(captured, [&] {
+      try {
+        keep_busy(busy, std::chrono::milliseconds(300));
+        device().record_event(busy, event);
+        device().synchronize_device(0);
+        waited = device().query_event(0, event);
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+    });
+    EXPECT_EQ(failure, "") << round;
+    EXPECT_TRUE(waited) << round;
+    EXPECT_EQ(result, CUDA_SUCCESS) << round;
+  }
   device().destroy_event(0, event);
 }
 

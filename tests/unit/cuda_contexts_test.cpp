@@ -6,16 +6,24 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "allocator/device/device.h"
+#include "allocator/error.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_driver.h"
 
 namespace limbo::testing {
 namespace {
 
+enum Room { kEnough, kWhatIsFreed, kNone };
+
 int counted(const char* name) {
   return driver_function<int (*)()>(name)();
+}
+
+void is_full(Room room) {
+  driver_function<int (*)(int)>("fakeCudaIsFull")(room);
 }
 
 ChildOptions with_gpus(int count) {
@@ -41,6 +49,62 @@ TEST(CudaContexts, WaitingForADeviceThatNobodyUsesMakesNoContext) {
   child.expect("contexts 4");
   child.expect("waits 1");
   child.finish();
+}
+
+// ---- waiting for a device that is full ------------------------------------------------------------
+
+// Says how often the device was waited for since, and how often in a way that ends captures.
+class Waits {
+ public:
+  std::string since() {
+    const int before = std::exchange(seen_, counted("fakeCudaFrees"));
+    return "waited " + std::to_string(seen_ - before) + ", ended captures " +
+           std::to_string(counted("fakeCudaContextSynchronizations"));
+  }
+
+ private:
+  int seen_ = counted("fakeCudaFrees");
+};
+
+std::string outcome_of_waiting(Device& device) {
+  Waits waits;
+  try {
+    device.synchronize_device(0);
+  } catch (const Error& error) {
+    return std::string(error.what()) + " " + waits.since();
+  }
+  return waits.since();
+}
+
+LIMBO_CHILD_ROLE(wait_for_a_full_gpu) {
+  alignas(4096) static std::uint64_t words[512];
+  const std::unique_ptr<Device> device = make_cuda_device();
+  if (child.argument(0) == "waited before") {
+    (void)device->memory_info(0);
+    device->synchronize_device(0);
+  } else {
+    device->register_host_memory({words, sizeof(words), -1, true});
+    device->wait_word({0, nullptr}, words, 0);
+  }
+  for (const Room room : {kWhatIsFreed, kWhatIsFreed, kNone, kNone, kEnough, kWhatIsFreed}) {
+    is_full(room);
+    child.send(outcome_of_waiting(*device));
+  }
+  return 0;
+}
+
+// What is kept for the wait is lost where others are quicker to take it, and kept anew when there is
+// room.
+TEST(CudaContexts, WaitingForAFullDeviceEndsNoCapture) {
+  for (const char* way : {"waited before", "waits on words"}) {
+    ChildProcess child("wait_for_a_full_gpu", {way}, with_gpus(1));
+    for (int i = 0; i < 3; ++i) child.expect("waited 1, ended captures 0");
+    const std::string refused = child.receive();
+    EXPECT_NE(refused.find("full"), std::string::npos) << refused;
+    EXPECT_TRUE(refused.ends_with("waited 0, ended captures 0")) << refused;
+    for (int i = 0; i < 2; ++i) child.expect("waited 1, ended captures 0");
+    child.finish();
+  }
 }
 
 }  // namespace
