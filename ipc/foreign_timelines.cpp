@@ -92,13 +92,10 @@ void ForeignTimelinesTable::drop_finished() {
     finished.swap(finished_);
   }
   for (auto& timelines : finished) {
-    // Somebody is enqueueing a wait: it is looked at again later.
-    if (!timelines->finish()) {
-      const std::lock_guard lock(mutex_);
-      finished_.push_back(std::move(timelines));
-      continue;
-    }
-    timelines->settle();
+    // Somebody is enqueueing a wait, or a device cannot be waited for: it is looked at again later.
+    if (timelines->finish() && timelines->settle()) continue;
+    const std::lock_guard lock(mutex_);
+    finished_.push_back(std::move(timelines));
   }
 }
 

@@ -97,20 +97,29 @@ void LeaseTimelines::end() noexcept {
   unregister();
 }
 
-void LeaseTimelines::settle() noexcept {
+bool LeaseTimelines::settle() noexcept {
   std::vector<int> devices;
   {
     const std::lock_guard lock(mutex_);
     devices.swap(devices_);
   }
-  for (const int device : devices) {
+  while (!devices.empty()) {
+    const int device = devices.back();
     try {
       device_.synchronize_device(device);
     } catch (const Error&) {
-      // A device that is broken runs nothing any more.
+      // A device that is broken runs nothing any more; one that is full does.
+      if (!device_.is_lost(device)) break;
     }
+    devices.pop_back();
+  }
+  if (!devices.empty()) {
+    const std::lock_guard lock(mutex_);
+    devices_.swap(devices);  // they are finished: nobody waits anew
+    return false;
   }
   unregister();
+  return true;
 }
 
 }  // namespace limbo

@@ -46,8 +46,8 @@ class LeaseTimelines {
   // device forgets them at once.
   void end() noexcept;
   // Waits until no stream looks at the words any more, and lets the device forget them. They must be
-  // finished.
-  void settle() noexcept;
+  // finished. False: a device could not be waited for just now, and nothing has changed; ask again.
+  [[nodiscard]] bool settle() noexcept;
 
   [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }

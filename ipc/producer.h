@@ -173,7 +173,7 @@ class Producer : public Lender {
   // call. False when it has forwarded nothing, or nothing that is left, and so nobody waits.
   bool complete_waits(std::uint32_t lease_number);
   // Forgets forwarders that are quiet and that no export names; waits for the device where this
-  // process has waited for them. Not on the reaper.
+  // process has waited for them, and keeps them where that fails. Not on the reaper.
   void drop_forwarders();
   // Whether that would do anything.
   [[nodiscard]] bool has_forwarders_to_drop();

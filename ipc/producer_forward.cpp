@@ -419,7 +419,10 @@ void Producer::drop_forwarders() {
       }
     }
   }
-  for (const Forwarder& forwarder : dropped) forwarder.timelines->settle();
+  dropped.remove_if([](const Forwarder& each) { return each.timelines->settle(); });
+  if (dropped.empty()) return;
+  Impl::Hold hold(impl);
+  impl.forwarders.splice(impl.forwarders.end(), dropped);
 }
 
 }  // namespace limbo

@@ -100,6 +100,8 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
   // block tells nobody): more slowly while nothing comes back.
   static constexpr std::chrono::milliseconds kCollectSoon{10};
   static constexpr std::chrono::milliseconds kCollectLater{50};
+  // How soon it is tried again to forget forwarders: a device may not be there to be waited for.
+  static constexpr std::chrono::milliseconds kDropAgain{100};
 
   Lending(SharingService& service, Engine& its_engine, Allocator& allocator, const Incarnation& own)
       : engine(its_engine),
@@ -124,8 +126,9 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
 
   std::optional<Clock::time_point> look(Clock::time_point now) {
     producer.run_time_limits(now);
-    const std::optional<Clock::time_point> deadline = producer.next_deadline();
+    std::optional<Clock::time_point> deadline = producer.next_deadline();
     if (producer.has_forwarders_to_drop()) {
+      deadline = std::min(deadline.value_or(Clock::time_point::max()), now + kDropAgain);
       engine.unmapper_thread.post([this] {
         if (!engine.ended.load()) producer.drop_forwarders();
       });

@@ -31,19 +31,19 @@ Unmapper::Unmapper(Device& device, Links& links, ReleaseQueue& releases)
 std::optional<Unmapper::Clock::time_point> Unmapper::run(Clock::time_point) {
   releases_.poll();
   std::uint64_t kept = close_mappings();
-  const bool more = releases_.run_when_idle();
-  bool dead_links = false;
+  bool look_again = releases_.run_when_idle();
   bool at_once = false;
   for (const auto& link : links_.all()) {
+    look_again |= link->has_finished();
     if (link->usable()) continue;
-    dead_links = true;
+    look_again = true;
     // A thread that had the link before it was lost may claim by it still: no more from here on.
     if (!link->row().close_unless_occupied() || link->imports().counts().mapped > 0) continue;
     at_once |= !wait_for_one_device(link);
     kept = close_mappings();
   }
   if (at_once) return Clock::now();
-  if (kept == 0 && !dead_links && !more) return std::nullopt;
+  if (kept == 0 && !look_again) return std::nullopt;
   return Clock::now() + kLookAgainAtPieces;
 }
 

@@ -298,6 +298,29 @@ TEST_F(ProducerForward, AForwarderThatWasEndedByForceIsKeptUntilItIsQuiet) {
   EXPECT_FALSE(producer_->complete_waits(number));
 }
 
+// Where a device cannot be waited for, as one that is full, its streams may look at the words still.
+TEST_F(ProducerForward, AForwarderIsKeptWhileTheDeviceCannotBeWaitedFor) {
+  PlayedConsumer asker(*producer_, 1);
+  const ExportTicket on = forward(asker, request(claim(asker, ticket_), ticket_));
+  const std::uint32_t number = asker.lease();
+  producer_->heard(number, {on.export_index, on.generation});
+  producer_->forwarder_files(number).timelines->wait({0, nullptr}, 3, 5);
+  producer_->take_back(number, on.export_index, on.generation);
+  producer_->lease_gone(number, "its GPU work may still run");
+  producer_->lease_forced(number);
+  let_go();
+  EXPECT_TRUE(producer_->complete_waits(number));
+  producer_->lease_quiet(number);
+  const std::uint64_t before = sim_->faults().calls(CallKind::kUnregister);
+  sim_->faults().add("synchronize:1=fail");
+  producer_->drop_forwarders();
+  EXPECT_TRUE(producer_->has_forwarders_to_drop());
+  EXPECT_EQ(sim_->faults().calls(CallKind::kUnregister), before);
+  producer_->drop_forwarders();
+  EXPECT_FALSE(producer_->has_forwarders_to_drop());
+  EXPECT_EQ(sim_->faults().calls(CallKind::kUnregister), before + 1);
+}
+
 // What a third process needs is kept after the forwarder's sweep, for as long as an open export
 // names it.
 TEST_F(ProducerForward, AForwarderIsKeptWhileAnExportNamesIt) {
