@@ -105,7 +105,8 @@ void Adapter::setMemoryFraction(double fraction, c10::DeviceIndex device) {
 void Adapter::set_fraction(double fraction, int device) {
   for_torch([&] {
     auto& allocator = allocator_in_use();
-    const auto total = static_cast<double>(allocator.device().memory_info(device).total_bytes);
+    // Not by memory_info, which would use a device that nobody uses yet.
+    const auto total = static_cast<double>(allocator.device().total_memory_bytes(device));
     // To the allocator 0 means "no limit", to torch it means "nothing".
     const auto limit_bytes = std::max<std::size_t>(1, static_cast<std::size_t>(fraction * total));
     allocator.set_limit_bytes(device, limit_bytes);

@@ -68,6 +68,7 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
   std::string_view name() const noexcept override { return "cuda"; }
   int device_count() override { return contexts_.count(); }
   Uuid uuid(int device) override;
+  std::size_t total_memory_bytes(int device) override;
   MemoryInfo memory_info(int device) override;
   std::vector<MemoryUser> memory_users(int device) override { return ask_nvml(uuid(device)); }
   bool has_stream_memory_operations(int device) override;
@@ -136,6 +137,12 @@ Uuid CudaDevice::uuid(int device) {
 
 MemoryInfo CudaDevice::memory_info(int device) {
   const CudaCallScope scope(contexts_, device);
+std::size_t CudaDevice::total_memory_bytes(int device) {
+  std::size_t bytes = 0;
+  check("cuDeviceTotalMem", driver_.cuDeviceTotalMem(&bytes, contexts_.handle(device)));
+  return bytes;
+}
+
   MemoryInfo info;
   check("cuMemGetInfo", driver_.cuMemGetInfo(&info.free_bytes, &info.total_bytes));
   return info;

@@ -105,6 +105,9 @@ class Device {
   // The number of devices this process may use. 0 is no error.
   [[nodiscard]] virtual int device_count() = 0;
   [[nodiscard]] virtual Uuid uuid(int device) = 0;
+  // All memory of the device; asked of one that this process does not use, it stays so.
+  [[nodiscard]] virtual std::size_t total_memory_bytes(int device) = 0;
+  // What is free of it. Uses the device: on CUDA its context is made, which takes memory there.
   [[nodiscard]] virtual MemoryInfo memory_info(int device) = 0;
 
   // Whether streams of `device` can write and wait on host words. Without it nothing is lent or

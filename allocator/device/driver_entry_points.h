@@ -33,6 +33,7 @@ namespace limbo {
   X(cuDeviceGet)                         \
   X(cuDeviceGetUuid)                     \
   X(cuDeviceGetAttribute)                \
+  X(cuDeviceTotalMem)                    \
   X(cuDevicePrimaryCtxRetain)            \
   X(cuDevicePrimaryCtxGetState)          \
   X(cuCtxGetCurrent)                     \

@@ -148,6 +148,13 @@ Uuid Client::uuid(int device) {
   return made.link.machine().uuid(made.visible[static_cast<std::size_t>(device)]);
 }
 
+std::size_t Client::total_memory_bytes(int device) {
+  Parts& made = enter("total_memory_bytes", device);
+  return made.link.machine()
+      .memory_info(made.visible[static_cast<std::size_t>(device)])
+      .total_bytes;
+}
+
 MemoryInfo Client::memory_info(int device) {
   Parts& made = enter(CallKind::kMemoryInfo, device);
   return made.link.machine().memory_info(made.visible[static_cast<std::size_t>(device)]);

@@ -28,6 +28,7 @@ class Client final : public SimDevice, public CaptureOrder, public MemoryUsers {
   [[nodiscard]] std::string_view name() const noexcept override { return "simulated"; }
   [[nodiscard]] int device_count() override;
   [[nodiscard]] Uuid uuid(int device) override;
+  [[nodiscard]] std::size_t total_memory_bytes(int device) override;
   [[nodiscard]] MemoryInfo memory_info(int device) override;
   [[nodiscard]] std::vector<MemoryUser> memory_users(int device) override;
   [[nodiscard]] bool has_stream_memory_operations(int device) override;

@@ -53,6 +53,11 @@ Uuid MeasuredDevice::uuid(int device) {
   return device_->uuid(device);
 }
 
+std::size_t MeasuredDevice::total_memory_bytes(int device) {
+  const Stopwatch watch(listening_, Call::kOther);
+  return device_->total_memory_bytes(device);
+}
+
 MemoryInfo MeasuredDevice::memory_info(int device) {
   const Stopwatch watch(listening_, Call::kOther);
   return device_->memory_info(device);

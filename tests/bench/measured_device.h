@@ -56,6 +56,7 @@ class MeasuredDevice final : public Device {
   [[nodiscard]] std::string_view name() const noexcept override { return device_->name(); }
   [[nodiscard]] int device_count() override;
   [[nodiscard]] Uuid uuid(int device) override;
+  [[nodiscard]] std::size_t total_memory_bytes(int device) override;
   [[nodiscard]] MemoryInfo memory_info(int device) override;
   [[nodiscard]] bool has_stream_memory_operations(int device) override;
   [[nodiscard]] void* try_allocate(int device, std::size_t size_bytes) override;

@@ -41,6 +41,9 @@ class RobustDevice final : public Device {
   [[nodiscard]] std::string_view name() const noexcept override { return device_.name(); }
   [[nodiscard]] int device_count() override { return call(&Device::device_count); }
   [[nodiscard]] Uuid uuid(int device) override { return call(&Device::uuid, device); }
+  [[nodiscard]] std::size_t total_memory_bytes(int device) override {
+    return call(&Device::total_memory_bytes, device);
+  }
   [[nodiscard]] MemoryInfo memory_info(int device) override {
     return call(&Device::memory_info, device);
   }

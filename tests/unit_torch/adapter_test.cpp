@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "allocator/device/sim_device.h"
 #include "hooks/callbacks.h"
 #include "hooks/current_stream.h"
 #include "hooks/install.h"
@@ -218,6 +219,15 @@ TEST_F(AdapterTest, TheMemoryFractionIsALimit) {
   EXPECT_THROW((void)adapter().raw_alloc(1), c10::OutOfMemoryError);
   adapter().setMemoryFraction(1, 0);
   adapter().raw_delete(adapter().raw_alloc(1));
+}
+
+// torch sets the fraction of every device when CUDA starts, and asking for free memory makes a context.
+TEST_F(AdapterTest, TheMemoryFractionAsksForNoFreeMemory) {
+  auto& sim = dynamic_cast<SimDevice&>(process_device());
+  const std::uint64_t before = sim.faults().calls(CallKind::kMemoryInfo);
+  adapter().setMemoryFraction(0.5, 0);
+  adapter().setMemoryFraction(1, 0);
+  EXPECT_EQ(sim.faults().calls(CallKind::kMemoryInfo), before);
 }
 
 TEST_F(AdapterTest, WithCachingSwitchedOffNothingIsCounted) {
