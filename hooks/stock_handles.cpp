@@ -104,25 +104,34 @@ std::shared_ptr<void> StockMappings::open(Device& device, std::string_view handl
   const Key key{
       std::string(reinterpret_cast<const char*>(handle.bytes.data()), handle.bytes.size()),
       device_index};
+  // Made first: once a mapping is counted nothing can fail any more. It gives up nothing until then.
+  const auto user = std::make_shared<User>(*this, device, key);
   {
     const std::lock_guard lock(mutex_);
     const auto found = mappings_.find(key);
     if (found != mappings_.end()) {
       ++found->second.users;
-      return add_user(key, device, found->second.base);
+      user->base = found->second.base;
+      return {user, user->base};
     }
   }
-  void* base = device.open_memory(device_index, handle);
-  const std::lock_guard lock(mutex_);
-  Mapping& mapping = mappings_[key];
-  mapping.base = base;
-  ++mapping.driver_opens;
-  ++mapping.users;
-  return add_user(key, device, base);
+  void* const base = device.open_memory(device_index, handle);
+  try {
+    const std::lock_guard lock(mutex_);
+    Mapping& mapping = mappings_[key];
+    mapping.base = base;
+    ++mapping.driver_opens;
+    ++mapping.users;
+  } catch (...) {
+    close(device, device_index, base);
+    throw;
+  }
+  user->base = base;
+  return {user, base};
 }
 
-std::shared_ptr<void> StockMappings::add_user(const Key& key, Device& device, void* base) {
-  return {base, [this, key, &device](void*) { drop_user(key, device); }};
+StockMappings::User::~User() {
+  if (base != nullptr) mappings.drop_user(key, device);
 }
 
 void StockMappings::drop_user(const Key& key, Device& device) noexcept {
@@ -135,14 +144,16 @@ void StockMappings::drop_user(const Key& key, Device& device) noexcept {
     over = found->second;
     mappings_.erase(found);
   }
-  for (; over.driver_opens != 0; --over.driver_opens) {
-    try {
-      device.close_memory(key.second, over.base);
-    } catch (...) {
-      // A storage is being destroyed: there is nobody to throw to. The mapping stays.
-      std::fprintf(stderr, "limbo: closing memory of another process failed: %s\n",
-                   current_exception_report().text.c_str());
-    }
+  for (; over.driver_opens != 0; --over.driver_opens) close(device, key.second, over.base);
+}
+
+void StockMappings::close(Device& device, int device_index, void* base) noexcept {
+  try {
+    device.close_memory(device_index, base);
+  } catch (...) {
+    // Nobody is told: a storage is being destroyed, or fails for another reason. The mapping stays.
+    std::fprintf(stderr, "limbo: closing memory of another process failed: %s\n",
+                 current_exception_report().text.c_str());
   }
 }
 

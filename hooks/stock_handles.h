@@ -49,7 +49,8 @@ inline constexpr char kStockHandleKind = 'c';
 // opens anew, which the driver counts.
 class StockMappings {
  public:
-  // The base of the piece on `device`; mapped as long as one of the pointers lives.
+  // The base of the piece on `device`; mapped as long as one of the pointers lives. Where it throws,
+  // nothing is mapped that was not before.
   [[nodiscard]] std::shared_ptr<void> open(Device& device, std::string_view handle_bytes,
                                            int device_index);
 
@@ -64,8 +65,22 @@ class StockMappings {
     std::size_t driver_opens = 0;  // two threads may have opened at once: each open needs a close
   };
 
-  std::shared_ptr<void> add_user(const Key& key, Device& device, void* base);
+  // Keeps the mapping of `key` while it lives, once it has a base.
+  struct User {
+    User(StockMappings& its_mappings, Device& its_device, Key its_key)
+        : mappings(its_mappings), device(its_device), key(std::move(its_key)) {}
+    ~User();
+    User(const User&) = delete;
+    User& operator=(const User&) = delete;
+
+    StockMappings& mappings;
+    Device& device;
+    const Key key;
+    void* base = nullptr;
+  };
+
   void drop_user(const Key& key, Device& device) noexcept;
+  static void close(Device& device, int device_index, void* base) noexcept;
 
   std::mutex mutex_;  // guards mappings_; a leaf, no driver call is made under it
   std::map<Key, Mapping> mappings_;

@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <new>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "allocator/error.h"
 #include "hooks/adapter.h"
 #include "tests/support/child_process.h"
+#include "tests/unit/short_host_memory.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
@@ -111,6 +114,50 @@ TEST_F(StockHandles, AnotherProcessReadsAndCloses) {
   ChildProcess child("open_stock_handle");
   child.send_bytes(std::as_bytes(std::span(handle.handle)));
   child.send(std::to_string(handle.offset));
+  child.expect("done");
+  child.finish();
+}
+
+// Opens while host memory runs out, once for each allocation, where nothing is mapped yet and where it
+// is mapped by another tensor; says what did not end as it should.
+LIMBO_CHILD_ROLE(open_stock_handle_without_memory) {
+  const std::vector<std::byte> bytes = child.receive_bytes();
+  const std::string handle(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  auto& sim = dynamic_cast<SimDevice&>(allocator_in_use().device());
+  RobustDevice device(sim);
+  for (const bool mapped : {false, true}) {
+    bool done = false;
+    for (long n = 1; !done; ++n) {
+      StockMappings mappings;
+      std::shared_ptr<void> earlier;
+      if (mapped) earlier = mappings.open(device, handle, 0);
+      std::shared_ptr<void> opened;
+      {
+        const ShortHostMemory memory(n);
+        try {
+          opened = mappings.open(device, handle, 0);
+        } catch (const std::bad_alloc&) {
+        }
+        done = !memory.failed();
+      }
+      const std::string where = std::to_string(n) + (mapped ? ", mapped" : "");
+      if (done != (opened != nullptr)) child.send(where + ": failed without an error");
+      if (mappings.size() != (mapped || done ? 1U : 0U)) child.send(where + ": counted wrongly");
+      opened.reset();
+      earlier.reset();
+      if (mappings.size() != 0) child.send(where + ": stays mapped");
+      if (sim.balance().opened != 0) child.send(where + ": is open in the driver");
+    }
+  }
+  child.send("done");
+  return 0;
+}
+
+TEST_F(StockHandles, HostMemoryThatRunsOutLeavesNothingMapped) {
+  const at::Tensor tensor = sim_arange(1000);
+  const auto handle = adapter().shareIpcHandle(tensor.mutable_data_ptr());
+  ChildProcess child("open_stock_handle_without_memory");
+  child.send_bytes(std::as_bytes(std::span(handle.handle)));
   child.expect("done");
   child.finish();
 }
