@@ -39,6 +39,7 @@ inline constexpr FailPointName kFailPoints[] = {
     // a consumer's receive and stream-ordered release
     {"receive.before_claim", true},
     {"receive.after_claim", true},
+    {"receive.after_register", true},
     {"receive.after_mark_mapped", true},
     {"receive.after_open", true},
     {"receive.after_wait", true},
@@ -58,7 +59,7 @@ inline constexpr FailPointName kFailPoints[] = {
     {"connect.before_hello"},
     {"connect.after_hello"},
     {"connect.after_welcome", true},
-    {"connect.after_register"},
+    {"connect.after_map", true},
     {"connect.before_ask"},
     {"decline.before_send"},
     // a consumer that sends on, and one that opens what was sent on

@@ -35,8 +35,8 @@ void LeaseTimelines::wait(StreamRef stream, std::uint32_t index, std::uint64_t n
   }
   if (!begin_wait(stream.device)) return;
   try {
-    std::call_once(registration_, [this] {
-      device_.register_host_memory(memory_.host_memory(memory_.size_bytes()));
+    std::call_once(registration_, [&] {
+      device_.register_host_memory(stream.device, memory_.host_memory(memory_.size_bytes()));
       registered_ = true;
     });
     device_.wait_word(stream, reinterpret_cast<const std::uint64_t*>(&timelines()[index].value),

@@ -102,8 +102,7 @@ std::shared_ptr<ProducerLink> Links::connect(const ProducerAddress& address,
     throw;
   }
   end(attempt, link, nullptr);
-  tell_life_line();  // the device is started
-  reaper_.ring();    // which watches it in its periodic
+  reaper_.ring();  // which watches it in its periodic
   return link;
 }
 

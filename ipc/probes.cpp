@@ -219,7 +219,7 @@ Probe probe_stream_memory_operations(Device& device, int index) {
     const SharedMemory memory = SharedMemory::create("limbo-probe", kPage, ReceiverMay::kWrite);
     auto* words = static_cast<std::uint64_t*>(memory.data());
     const StreamRef stream{index, device.create_stream(index)};
-    device.register_host_memory(memory.host_memory(kPage));
+    device.register_host_memory(index, memory.host_memory(kPage));
     const WordWrite first{&words[0], 7};
     const WordWrite second{&words[1], 9};
     std::string failure;

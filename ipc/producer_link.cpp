@@ -74,19 +74,30 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
                           "; this library reads version " + std::to_string(kLedgerVersion) + ".",
                 "Use the same version of Limbo in both processes.");
   }
-  device_.register_host_memory(row_memory_.host_memory(row_layout(capacities_).gpu_end));
-  try {
-    device_.register_host_memory(timelines_memory_.host_memory(timelines_memory_.size_bytes()));
-  } catch (...) {
-    device_.unregister_host_memory(row_memory_.data());
-    throw;
-  }
-  LIMBO_FAIL_POINT("connect.after_register");
+  LIMBO_FAIL_POINT("connect.after_map");
   socket_.settle();
+}
+
+bool ProducerLink::register_tables(int device) {
+  bool now = false;
+  std::call_once(registration_, [&] {
+    device_.register_host_memory(device, row_memory_.host_memory(row_layout(capacities_).gpu_end));
+    try {
+      device_.register_host_memory(device,
+                                   timelines_memory_.host_memory(timelines_memory_.size_bytes()));
+    } catch (...) {
+      device_.unregister_host_memory(row_memory_.data());
+      throw;
+    }
+    registered_ = true;
+    now = true;
+  });
+  return now;
 }
 
 ProducerLink::~ProducerLink() {
   foreign_.end();
+  if (!registered_) return;
   for (void* data : {timelines_memory_.data(), row_memory_.data()}) {
     try {
       device_.unregister_host_memory(data);

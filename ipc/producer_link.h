@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 
@@ -37,8 +38,8 @@ struct SenderPoint {
 
 class ProducerLink {
  public:
-  // Maps the tables and registers them with the device. Throws kNoChannel or kDeviceError; then the
-  // connection declines the message that it was made for and gives its lease back.
+  // Maps the tables, and calls no device. Throws kNoChannel; then the connection declines the message
+  // that it was made for and gives its lease back.
   ProducerLink(Device& device, const ProducerAddress& address, Handshake&& hands);
   // Unmaps the tables; everything has landed and nothing waits on them. On the unmapper: may wait.
   ~ProducerLink();
@@ -67,6 +68,11 @@ class ProducerLink {
   [[nodiscard]] bool producer_has_ended() const noexcept;
   // Waits for that. A dying process's memory goes with its descriptors, before its pidfd tells.
   [[nodiscard]] bool producer_ends_within(std::chrono::milliseconds at_most) const noexcept;
+
+  // Registers the tables, so that streams can wait on them and write them: before anything is received.
+  // `device` is the one that it is received on. True: now; false: they were before. Throws
+  // kDeviceError; then they are not.
+  [[nodiscard]] bool register_tables(int device);
 
   // Finds the timelines that `point` names: the producer's, those of a consumer that has forwarded the
   // message, or this process's own. A forwarder that is not known here yet is asked for: that may wait
@@ -157,6 +163,8 @@ class ProducerLink {
   const SharedMemory ledger_memory_;
   const SharedMemory timelines_memory_;
   const SharedMemory row_memory_;
+  std::once_flag registration_;
+  bool registered_ = false;  // the tables that the GPU writes or looks at
   const LedgerView ledger_;
   ConsumerRow row_;
   ImportCache imports_;

@@ -241,6 +241,10 @@ void Receiver::open(ClaimedBlock& block, Claim& claimed, const std::shared_ptr<P
   try {
     if (releases_.is_lost(device)) throw_lost(device, {});
     const StreamUse home = receiving_stream(device_, device, options);
+    if (link->register_tables(device)) {
+      LIMBO_FAIL_POINT("receive.after_register");
+      links_.tell_life_line();  // the device is started
+    }
     // Before it is mapped: an owner that ends waits for that, and is asked nothing behind it.
     const std::array<SenderPoint, 2> sent{link->meet(facts.points[0]), link->meet(facts.points[1])};
     std::vector<NumberBehind> behind;

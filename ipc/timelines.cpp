@@ -52,15 +52,15 @@ SharedWord& Timelines::value(std::uint32_t index) const noexcept {
   return timeline(index).value;
 }
 
-void Timelines::register_once() {
-  std::call_once(registration_, [this] {
-    device_.register_host_memory(memory_.host_memory(memory_.size_bytes()));
+void Timelines::register_once(int device) {
+  std::call_once(registration_, [this, device] {
+    device_.register_host_memory(device, memory_.host_memory(memory_.size_bytes()));
     registered_ = true;
   });
 }
 
 TimelinePoint Timelines::advance(StreamRef stream) {
-  register_once();
+  register_once(stream.device);
   const bool shared = protocol::makes(protocol::Mistake::kSharedTimeline);
   const StreamKey key{stream.device, shared ? 0 : device_.stream_id(stream)};
   for (;;) {
@@ -137,7 +137,7 @@ void Timelines::wait(StreamRef stream, const TimelinePoint& point) {
                                              std::to_string(point.owner) +
                                              " is none of this process.");
   }
-  register_once();
+  register_once(stream.device);
   device_.wait_word(stream, reinterpret_cast<const std::uint64_t*>(&value(point.index)),
                     point.number);
 }

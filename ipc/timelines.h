@@ -63,7 +63,7 @@ class Timelines {
     std::uint64_t last_used = 0;  // guarded by table_mutex_
   };
 
-  void register_once();
+  void register_once(int device);
   void settle() noexcept;
   [[nodiscard]] std::uint32_t entry_of(const StreamKey& key);
   [[nodiscard]] bool landed(const Entry& entry, std::uint32_t index) const noexcept;

@@ -70,30 +70,6 @@ bool CudaContexts::has_context(int device) {
   return is_sticky(asked) || active != 0;
 }
 
-int CudaContexts::started_device() {
-  const int devices = count();
-  CUcontext current = nullptr;
-  CUdevice current_device = 0;
-  if (driver_.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != nullptr &&
-      driver_.cuCtxGetDevice(&current_device) == CUDA_SUCCESS) {
-    for (int i = 0; i < devices; ++i) {
-      if (entry(i).handle == current_device) return i;
-    }
-  }
-  for (int i = 0; i < devices; ++i) {
-    if (entry(i).context.load(std::memory_order_acquire) != nullptr) return i;
-  }
-  for (int i = 0; i < devices; ++i) {
-    unsigned flags = 0;
-    int active = 0;
-    if (driver_.cuDevicePrimaryCtxGetState(entry(i).handle, &flags, &active) == CUDA_SUCCESS &&
-        active != 0) {
-      return i;
-    }
-  }
-  return 0;
-}
-
 CUresult CudaContexts::ask(int device, Entry& entry) {
   const CudaCallScope scope(*this, device);
   CUstream asked = entry.asked.load(std::memory_order_acquire);

@@ -32,10 +32,6 @@ class CudaContexts {
   // a lost one. Makes none. Throws as `handle` does.
   [[nodiscard]] bool has_context(int device);
 
-  // A device whose context is there already, so that no other is started only to register host
-  // memory: the calling thread's current one, one retained here, one active; else 0.
-  [[nodiscard]] int started_device();
-
   // Whether the device's context answers everything with an error, as it does for ever after an
   // illegal access. Asks a stream of its own, which never has work: the error is reported to every
   // stream. False where there is no context yet, whoever would have made it.

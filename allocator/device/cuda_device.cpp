@@ -95,7 +95,9 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
   bool query_event(int device, EventHandle event) override;
   void wait_event(StreamRef stream, EventHandle event) override;
 
-  void register_host_memory(const HostMemory& memory) override { host_memory_.add(memory); }
+  void register_host_memory(int device, const HostMemory& memory) override {
+    host_memory_.add(device, memory);
+  }
   void unregister_host_memory(void* data) override { host_memory_.remove(data); }
   void write_words(StreamRef stream, std::span<const WordWrite> writes) override;
   void wait_word(StreamRef stream, const std::uint64_t* word, std::uint64_t at_least) override;
@@ -135,14 +137,14 @@ Uuid CudaDevice::uuid(int device) {
   return uuid;
 }
 
-MemoryInfo CudaDevice::memory_info(int device) {
-  const CudaCallScope scope(contexts_, device);
 std::size_t CudaDevice::total_memory_bytes(int device) {
   std::size_t bytes = 0;
   check("cuDeviceTotalMem", driver_.cuDeviceTotalMem(&bytes, contexts_.handle(device)));
   return bytes;
 }
 
+MemoryInfo CudaDevice::memory_info(int device) {
+  const CudaCallScope scope(contexts_, device);
   MemoryInfo info;
   check("cuMemGetInfo", driver_.cuMemGetInfo(&info.free_bytes, &info.total_bytes));
   return info;

@@ -38,7 +38,7 @@ CUresult CudaHostMemory::try_register(const HostMemory& memory, int device) {
   return driver.cuMemHostRegister(memory.data, memory.size_bytes, kFlags);
 }
 
-void CudaHostMemory::add(const HostMemory& memory) {
+void CudaHostMemory::add(int device, const HostMemory& memory) {
   if (memory.data == nullptr || memory.size_bytes == 0) {
     throw Error(ErrorCode::kDeviceError, "Host memory of no size cannot be registered.");
   }
@@ -46,12 +46,12 @@ void CudaHostMemory::add(const HostMemory& memory) {
   registration.begin = reinterpret_cast<std::uintptr_t>(memory.data);
   registration.size_bytes = memory.size_bytes;
   registration.writable = memory.writable;
-  registration.device = contexts_.started_device();
+  registration.device = device;
   registration.device_begin =
       std::make_unique<std::atomic<CUdeviceptr>[]>(static_cast<std::size_t>(contexts_.count()));
   {
-    const CudaCallScope scope(contexts_, registration.device);
-    const CUresult result = try_register(memory, registration.device);
+    const CudaCallScope scope(contexts_, device);
+    const CUresult result = try_register(memory, device);
     if (result != CUDA_SUCCESS) {
       throw Error(ErrorCode::kDeviceError,
                   describe_driver_error(contexts_.driver(), "cuMemHostRegister", result) + " for " +

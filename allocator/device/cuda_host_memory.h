@@ -22,7 +22,7 @@ class CudaHostMemory {
       : contexts_(contexts), idle_wait_(idle_wait) {}
 
   // Errors as Device::register_host_memory and unregister_host_memory have them.
-  void add(const HostMemory& memory);
+  void add(int device, const HostMemory& memory);
   void remove(void* data);
 
   // Where `device` sees the word. Its call scope must be open. Throws kDeviceError for a word that

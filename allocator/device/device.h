@@ -184,8 +184,9 @@ class Device {
 
   // ---- words in host memory ---------------------------------------------------------------
 
-  // Makes host memory usable by write_words and wait_word on every device. Throws kDeviceError.
-  virtual void register_host_memory(const HostMemory& memory) = 0;
+  // Makes host memory usable by write_words and wait_word on every device. `device` is one that the
+  // caller uses: another is not used for it. Throws kDeviceError.
+  virtual void register_host_memory(int device, const HostMemory& memory) = 0;
   virtual void unregister_host_memory(void* data) = 0;
 
   // Writes in order, behind the stream's earlier work, each visible before the next. At most

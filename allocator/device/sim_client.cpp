@@ -205,8 +205,8 @@ void Client::close_memory(int device, void* base) {
   });
 }
 
-void Client::register_host_memory(const HostMemory& memory) {
-  enter(CallKind::kRegister, 0).host.add(memory);
+void Client::register_host_memory(int device, const HostMemory& memory) {
+  enter(CallKind::kRegister, device).host.add(memory);
 }
 
 void Client::unregister_host_memory(void* data) {

@@ -31,7 +31,7 @@ Measurements measure_device_calls(const Scale& scale) {
   BusyStream stream;
   const StreamRef ref = stream.ref();
   const SharedMemory words = SharedMemory::create("limbo-bench-words", 4096, ReceiverMay::kWrite);
-  device().register_host_memory(words.host_memory(words.size_bytes()));
+  device().register_host_memory(0, words.host_memory(words.size_bytes()));
   auto* word = static_cast<std::uint64_t*>(words.data());
   std::uint64_t number = 0;
   const auto write = [&](std::size_t words_written) {

@@ -165,9 +165,9 @@ void MeasuredDevice::wait_event(StreamRef stream, EventHandle event) {
   device_->wait_event(stream, event);
 }
 
-void MeasuredDevice::register_host_memory(const HostMemory& memory) {
+void MeasuredDevice::register_host_memory(int device, const HostMemory& memory) {
   const Stopwatch watch(listening_, Call::kOther);
-  device_->register_host_memory(memory);
+  device_->register_host_memory(device, memory);
 }
 
 void MeasuredDevice::unregister_host_memory(void* data) {

@@ -78,7 +78,7 @@ class MeasuredDevice final : public Device {
   void record_event(StreamRef stream, EventHandle event) override;
   [[nodiscard]] bool query_event(int device, EventHandle event) override;
   void wait_event(StreamRef stream, EventHandle event) override;
-  void register_host_memory(const HostMemory& memory) override;
+  void register_host_memory(int device, const HostMemory& memory) override;
   void unregister_host_memory(void* data) override;
   void write_words(StreamRef stream, std::span<const WordWrite> writes) override;
   void wait_word(StreamRef stream, const std::uint64_t* word, std::uint64_t at_least) override;

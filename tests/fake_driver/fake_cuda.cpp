@@ -1,4 +1,5 @@
-// A stand-in for libcuda.so.1 that checks how it is called. It does no work.
+// A stand-in for libcuda.so.1 that checks how it is called. It does no work but to write words of host
+// memory, at once.
 //
 // Every call that needs it must come with a primary context current and in relaxed capture mode,
 // with the flags that Limbo promises; anything else is answered by an error. FAKE_CUDA_DEVICES is
@@ -24,6 +25,9 @@ namespace {
 // one that somebody made besides, of whatever device fakeCudaOtherContextIsOf named last.
 constexpr int kFirstDevice = 100;
 constexpr std::uintptr_t kOtherContext = 999;
+
+// So far beyond where the host sees it a device sees host memory.
+constexpr CUdeviceptr kSeenBeyond = CUdeviceptr{1} << 62;
 
 // Contexts and the like are never dereferenced: numbers do.
 template <typename Handle>
@@ -278,7 +282,7 @@ CUresult cuMemHostUnregister(void*) {
 }
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsigned) {
   // Another address than the host's, so that forgetting to ask shows.
-  *address = reinterpret_cast<CUdeviceptr>(host) + (CUdeviceptr{1} << 62);
+  *address = reinterpret_cast<CUdeviceptr>(host) + kSeenBeyond;
   return met("cuMemHostGetDevicePointer");
 }
 CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream) {
@@ -364,7 +368,12 @@ CUresult cuStreamBatchMemOp_v2(CUstream, unsigned count, CUstreamBatchMemOpParam
                   operations[i].writeValue.flags == CU_STREAM_WRITE_VALUE_DEFAULT &&
                   operations[i].writeValue.address >> 62 == 1;
   }
-  return met("cuStreamBatchMemOp", as_promised);
+  const CUresult result = met("cuStreamBatchMemOp", as_promised);
+  for (unsigned i = 0; result == CUDA_SUCCESS && i < count; ++i) {
+    auto* word = reinterpret_cast<std::uint64_t*>(operations[i].writeValue.address - kSeenBeyond);
+    std::atomic_ref(*word).store(operations[i].writeValue.value64);
+  }
+  return result;
 }
 CUresult cuStreamWaitValue64_v2(CUstream, CUdeviceptr address, cuuint64_t, unsigned flags) {
   return met("cuStreamWaitValue64", flags == CU_STREAM_WAIT_VALUE_GEQ && address >> 62 == 1);

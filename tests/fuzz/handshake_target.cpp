@@ -170,6 +170,7 @@ void answer(ByteSpan bytes, int socket) {
 
 void use(Handshake&& hands) {
   ProducerLink link(world().sim, world().listener.address(), std::move(hands));
+  (void)link.register_tables(0);
   const Capacities& sizes = link.ledger().capacities();
   // Both ends of each table can be read.
   (void)link.ledger().export_word(0)->load();

@@ -162,7 +162,7 @@ TEST_P(DeviceSuite, AReadOnlyMappingCanBeWaitedOn) {
   void* mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
   ASSERT_NE(mapped, MAP_FAILED);
   auto* readers = static_cast<std::uint64_t*>(mapped);
-  device().register_host_memory({mapped, 4096, fd, false});
+  device().register_host_memory(0, {mapped, 4096, fd, false});
 
   const WordWrite write{readers, 1};
   EXPECT_EQ(error_of([&] { device().write_words(stream, {&write, 1}); }), ErrorCode::kDeviceError);

@@ -44,7 +44,7 @@ void SharedWords::map_and_register() {
   }
   data_ = static_cast<std::uint64_t*>(mapped);
   try {
-    device_.register_host_memory({data_, size_bytes_, fd_, true});
+    device_.register_host_memory(0, {data_, size_bytes_, fd_, true});
   } catch (...) {
     munmap(data_, size_bytes_);
     close(fd_);

@@ -4,14 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "allocator/device/device.h"
 #include "allocator/error.h"
+#include "ipc/sharing.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_driver.h"
+#include "tests/support/eventually.h"
 
 namespace limbo::testing {
 namespace {
@@ -51,6 +56,90 @@ TEST(CudaContexts, WaitingForADeviceThatNobodyUsesMakesNoContext) {
   child.finish();
 }
 
+std::string contexts() {
+  return "contexts " + std::to_string(counted("fakeCudaContexts"));
+}
+
+bool has_rows() {
+  std::ifstream maps("/proc/self/maps");
+  const std::string text{std::istreambuf_iterator<char>(maps), {}};
+  return text.find("limbo-row") != std::string::npos;
+}
+
+ChildOptions lending_with_gpus(int count) {
+  ChildOptions options = with_gpus(count);
+  options.environment.emplace_back("LIMBO_DEVICE", "cuda");
+  return options;
+}
+
+// Lends memory of a GPU, does what a process does now and then to all of them, and waits.
+LIMBO_CHILD_ROLE(lend_on_gpu) {
+  const StreamRef stream{std::stoi(child.argument(0)), nullptr};
+  Allocator& allocator = process_allocator();
+  Sharing& sharing = process_sharing();
+  void* data = allocator.allocate(std::size_t{1} << 20, stream);
+  child.send_bytes(sharing.share(data, 512, {.current_stream = stream}, {}));
+  child.send_bytes(sharing.share(data, 512, {.current_stream = stream}, {}));
+  for (int index = 0; index < allocator.device().device_count(); ++index) {
+    allocator.set_limit_bytes(index, allocator.device().total_memory_bytes(index) / 2);
+    (void)allocator.stats(index);
+    (void)allocator.device().is_lost(index);
+    (void)allocator.device().has_stream_memory_operations(index);
+    allocator.empty_cache(index);
+  }
+  allocator.empty_cache();
+  (void)allocator.snapshot();
+  (void)sharing.collect();
+  (void)sharing.reap(false);
+  (void)sharing.holders();
+  (void)sharing.drain(std::chrono::milliseconds(1));
+  child.send(contexts());
+  child.park();
+  return 0;
+}
+
+LIMBO_CHILD_ROLE(receive_on_gpu) {
+  const Bytes unwanted = child.receive_bytes();
+  const Bytes message = child.receive_bytes();
+  ReceiveOptions options;
+  options.check_extra = [](const Bytes&) { throw Error(ErrorCode::kBadArgument, "Not that one."); };
+  try {
+    (void)process_sharing().receive(unwanted, options);
+  } catch (const Error& error) {
+    child.send(error.what());
+  }
+  child.send(contexts());
+  Received received = process_sharing().receive(message, {});
+  child.send(contexts());
+  received.block.reset();
+  child.send("released");
+  (void)child.receive();  // the sender has ended
+  child.send(eventually([] { return !has_rows(); }) ? "forgotten" : "its tables are here still");
+  child.send(contexts());
+  return 0;
+}
+
+// The GPU of what was allocated and received, and no other: not the first one either, and no context can
+// be made there.
+TEST(CudaContexts, LendingAndReceivingUseTheirOwnGpuAlone) {
+  ChildOptions options = lending_with_gpus(8);
+  options.environment.emplace_back("FAKE_CUDA_REFUSE", "0");
+  ChildProcess sender("lend_on_gpu", {"5"}, options);
+  ChildProcess reader("receive_on_gpu", {}, options);
+  reader.send_bytes(sender.receive_bytes());
+  reader.send_bytes(sender.receive_bytes());
+  sender.expect("contexts 32");
+  reader.expect("Not that one.");
+  reader.expect("contexts 0");
+  reader.expect("contexts 32");
+  reader.expect("released");
+  sender.kill();
+  reader.send("it has ended");
+  reader.expect("forgotten");
+  reader.expect("contexts 32");
+  reader.finish();
+}
+
 // ---- waiting for a device that is full ------------------------------------------------------------
 
 // Says how often the device was waited for since, and how often in a way that ends captures.
@@ -83,7 +172,7 @@ LIMBO_CHILD_ROLE(wait_for_a_full_gpu) {
     (void)device->memory_info(0);
     device->synchronize_device(0);
   } else {
-    device->register_host_memory({words, sizeof(words), -1, true});
+    device->register_host_memory(0, {words, sizeof(words), -1, true});
     device->wait_word({0, nullptr}, words, 0);
   }
   for (const Room room : {kWhatIsFreed, kWhatIsFreed, kNone, kNone, kEnough, kWhatIsFreed}) {

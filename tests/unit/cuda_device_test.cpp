@@ -71,7 +71,7 @@ std::vector<Call> all_calls(Device& device, std::uint64_t* words) {
 LIMBO_CHILD_ROLE(call_fake_driver) {
   alignas(4096) static std::uint64_t words[512];
   const std::unique_ptr<Device> device = make_cuda_device();
-  device->register_host_memory({words, sizeof(words), -1, true});
+  device->register_host_memory(0, {words, sizeof(words), -1, true});
   // Asks for the words' address while nothing fails.
   device->wait_word({0, nullptr}, words, 0);
   const bool failing = child.argument(0) == "failing";
@@ -104,12 +104,13 @@ LIMBO_CHILD_ROLE(call_with_own_context) {
   return 0;
 }
 
-LIMBO_CHILD_ROLE(register_on_started_device) {
+LIMBO_CHILD_ROLE(register_on_second_device) {
   alignas(4096) static std::uint64_t words[512];
   const std::unique_ptr<Device> device = make_cuda_device();
-  (void)device->memory_info(1);
-  device->register_host_memory({words, sizeof(words), -1, true});
-  child.send("retained " + std::to_string(fake("fakeCudaRetains")));
+  device->register_host_memory(1, {words, sizeof(words), -1, true});
+  device->wait_word({1, nullptr}, words, 0);
+  device->unregister_host_memory(words);
+  child.send("contexts " + std::to_string(fake("fakeCudaContexts")));
   return 0;
 }
 
@@ -174,9 +175,9 @@ TEST(CudaDevice, TakesTheThreadsContextWhereItIsTheRightOne) {
   child.finish();
 }
 
-TEST(CudaDevice, StartsNoDeviceToRegisterHostMemory) {
-  ChildProcess child("register_on_started_device", {}, with_devices(2));
-  child.expect("retained 1");
+TEST(CudaDevice, RegistersHostMemoryOnTheDeviceThatIsNamed) {
+  ChildProcess child("register_on_second_device", {}, with_devices(2));
+  child.expect("contexts 2");
   child.finish();
 }
 

@@ -162,7 +162,7 @@ TEST_F(LinksTest, WhateverEndsAnAttemptWhoWaitsHasAnOutcome) {
   struct Cancelled {};
   std::uint32_t message = 10;
   for (const char* point : {"connect.before_hello", "connect.after_hello", "connect.after_welcome",
-                            "connect.after_register"}) {
+                            "connect.after_map"}) {
     SCOPED_TRACE(point);
     const std::uint32_t waiting = ++message;
     std::optional<Getting> other;
@@ -201,7 +201,7 @@ TEST_F(LinksTest, WhenTheProcessEndsTheSenderHearsOfWhatIsNotOpened) {
 
 TEST_F(LinksTest, SoItDoesWhereTheProcessEndsWhileAThreadWaitsForAnothersLink) {
   std::optional<Getting> other;
-  at_fail_point("connect.after_register", [&] {
+  at_fail_point("connect.after_map", [&] {
     other.emplace(*world_, 5);
     std::this_thread::sleep_for(20ms);  // it may wait by then, or come later
     world_->links.leave();

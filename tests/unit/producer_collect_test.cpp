@@ -54,7 +54,7 @@ TEST_F(ProducerCollect, BlockComesBackAfterReleaseAndFree) {
 
 TEST_F(ProducerCollect, ReleaseIsSeenWhenTheConsumersStreamHasPassedIt) {
   PlayedConsumer consumer(*producer_);
-  sim_->register_host_memory(consumer.host_memory());
+  sim_->register_host_memory(0, consumer.host_memory());
   const StreamRef stream{0, sim_->create_stream(0)};
   const ExportTicket ticket = left_to(consumer);
   const SimHold hold = sim_->hold_stream(stream);

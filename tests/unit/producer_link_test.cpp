@@ -154,6 +154,7 @@ TEST_F(ProducerLinkTest, HostMemoryThatRunsOutForgetsAllOfALinkOrNothing) {
 // Whoever has it last may be any thread of the program, with a block that was released long ago.
 TEST_F(ProducerLinkTest, WhoeverHasAForgottenLinkLastDoesNotUnmapIt) {
   auto link = connect();
+  (void)link->register_tables(0);
   const auto holder = std::make_shared<std::shared_ptr<ProducerLink>>(link);
   world_->links.forget(std::move(link));
   EXPECT_TRUE(eventually([&] { return holder->use_count() == 1; }));

@@ -95,8 +95,8 @@ class RobustDevice final : public Device {
   void wait_event(StreamRef stream, EventHandle event) override {
     call(&Device::wait_event, stream, event);
   }
-  void register_host_memory(const HostMemory& memory) override {
-    call(&Device::register_host_memory, memory);
+  void register_host_memory(int device, const HostMemory& memory) override {
+    call(&Device::register_host_memory, device, memory);
   }
   void unregister_host_memory(void* data) override { call(&Device::unregister_host_memory, data); }
   void write_words(StreamRef stream, std::span<const WordWrite> writes) override {

@@ -123,7 +123,7 @@ TEST_F(SimDeviceTest, StreamsRunSideBySide) {
 
 TEST_F(SimDeviceTest, WritesWordsInOrder) {
   const PlainWords words(65536);
-  sim_->register_host_memory(words.host_memory());
+  sim_->register_host_memory(0, words.host_memory());
   std::vector<WordWrite> batch;
   for (std::size_t i = 0; i < Device::kMaxBatchOperations; ++i) {
     batch.push_back({words.at(i), i + 1});
@@ -142,7 +142,7 @@ TEST_F(SimDeviceTest, WritesWordsInOrder) {
 
 TEST_F(SimDeviceTest, TheFirstWriteOfABatchIsNeverBehindTheSecond) {
   const PlainWords words;
-  sim_->register_host_memory(words.host_memory());
+  sim_->register_host_memory(0, words.host_memory());
   std::atomic<bool> done{false};
   std::thread writer([&] {
     for (std::uint64_t i = 1; i <= 5'000; ++i) {
@@ -164,7 +164,7 @@ TEST_F(SimDeviceTest, TheFirstWriteOfABatchIsNeverBehindTheSecond) {
 
 TEST_F(SimDeviceTest, WaitsForWordsSignedAndCyclic) {
   const PlainWords words;
-  sim_->register_host_memory(words.host_memory());
+  sim_->register_host_memory(0, words.host_memory());
   const auto passes = [&](std::uint64_t value, std::uint64_t at_least) {
     words.store(0, value);
     words.store(1, 0);
@@ -184,8 +184,8 @@ TEST_F(SimDeviceTest, WaitsForWordsSignedAndCyclic) {
 
 TEST_F(SimDeviceTest, HostMemoryForWaitingIsNeverWritten) {
   const PlainWords words;
-  sim_->register_host_memory(words.host_memory(false));
-  EXPECT_DEVICE_ERROR(sim_->register_host_memory(words.host_memory()), "already registered");
+  sim_->register_host_memory(0, words.host_memory(false));
+  EXPECT_DEVICE_ERROR(sim_->register_host_memory(0, words.host_memory()), "already registered");
   const std::vector<WordWrite> write{{words.at(0), 1}};
   EXPECT_DEVICE_ERROR(sim_->write_words(default_, write), "for waiting only");
   words.store(0, 9);
@@ -196,7 +196,7 @@ TEST_F(SimDeviceTest, HostMemoryForWaitingIsNeverWritten) {
 
 TEST_F(SimDeviceTest, UnregisteringLeavesEnqueuedWorkWhole) {
   const PlainWords words;
-  sim_->register_host_memory(words.host_memory());
+  sim_->register_host_memory(0, words.host_memory());
   const SimHold hold = sim_->hold_stream(default_);
   const std::vector<WordWrite> write{{words.at(0), 1}};
   sim_->write_words(default_, write);
@@ -236,7 +236,7 @@ TEST(SimSignals, InterruptNothing) {
   const PlainWords words;
   {
     const auto sim = make_sim();
-    sim->register_host_memory(words.host_memory());
+    sim->register_host_memory(0, words.host_memory());
     void* const data = sim->try_allocate(0, 2 * kMiB);
     for (std::uint32_t round = 0; round < 20; ++round) {
       sim->enqueue_kernel({0, nullptr}, milliseconds(1), data, 64, round);

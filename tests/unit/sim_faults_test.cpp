@@ -113,7 +113,7 @@ TEST_F(SimFaults, AnIllegalAddressLosesTheDevice) {
 
 TEST_F(SimFaults, AfterAStickyErrorNoWriteFollows) {
   const PlainWords words;
-  sim_->register_host_memory(words.host_memory());
+  sim_->register_host_memory(0, words.host_memory());
   void* const data = sim_->try_allocate(0, 2 * kMiB);
   const StreamRef kernels{0, sim_->create_stream(0)};
   const StreamRef held{0, sim_->create_stream(0)};
@@ -137,7 +137,7 @@ TEST_F(SimFaults, AfterAStickyErrorNoWriteFollows) {
 
 TEST_F(SimFaults, ACapturedEntryRunsWhenItsGraphIsLaunched) {
   const PlainWords words;
-  sim_->register_host_memory(words.host_memory());
+  sim_->register_host_memory(0, words.host_memory());
   const StreamRef captured{0, sim_->create_stream(0)};
   const StreamRef joined{0, sim_->create_stream(0)};
   const EventHandle fork = sim_->create_event(0);
