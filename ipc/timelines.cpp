@@ -1,7 +1,9 @@
 #include "ipc/timelines.h"
 
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "allocator/error.h"
@@ -10,6 +12,11 @@
 #include "ipc/protocol/timeline.h"
 
 namespace limbo {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAgainAtLanding{1};
+
+}  // namespace
 
 Timelines::Timelines(Device& device, std::uint32_t capacity)
     : device_(device),
@@ -35,11 +42,17 @@ Timelines::~Timelines() {
 // device; what a sender has enqueued whose link ended meanwhile may be under way.
 void Timelines::settle() noexcept {
   for (std::uint32_t index = 0; index < entries_.size(); ++index) {
-    if (landed(entries_[index], index)) continue;
+    const Entry& entry = entries_[index];
+    if (landed(entry, index)) continue;
+    const int device = entry.key.first;
     try {
-      device_.synchronize_device(entries_[index].key.first);
+      device_.synchronize_device(device);
     } catch (const Error&) {
-      // A device that is broken runs nothing any more.
+      // A device that is broken runs nothing any more; one that is full cannot be waited for, and what
+      // is under way lands all the same.
+      while (entry.taken == entry.enqueued && !landed(entry, index) && !device_.is_lost(device)) {
+        std::this_thread::sleep_for(kLookAgainAtLanding);
+      }
     }
   }
 }

@@ -216,6 +216,24 @@ TEST_F(LedgerTimelines, TheDeviceForgetsThemWhenEveryNumberHasLanded) {
   EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
 }
 
+// A device that is full lets nobody wait for it.
+TEST_F(LedgerTimelines, WhereTheDeviceCannotBeWaitedForTheNumbersAre) {
+  auto timelines = std::make_unique<Timelines>(sim(), 4);
+  const StreamRef a = stream();
+  const SimHold hold = sim().hold_stream(a);
+  (void)timelines->advance(a);
+  sim().reset_calls();
+  sim().faults().add("synchronize:1=fail");
+  std::thread ends([&] { timelines.reset(); });
+  EXPECT_TRUE(testing::eventually([] { return sim().calls(CallKind::kSynchronize) == 1; },
+                                  std::chrono::seconds(5)));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it would unregister them at once
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 0U);
+  sim().release_hold(hold);
+  ends.join();
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
+}
+
 TEST_F(LedgerTimelines, NobodyWaitsForTheDeviceWhereTheyHaveLanded) {
   auto timelines = std::make_unique<Timelines>(sim(), 4);
   const StreamRef a = stream();
