@@ -28,7 +28,7 @@
 namespace limbo::bench {
 namespace {
 
-constexpr std::size_t kBlockBytes = 4096;
+constexpr std::size_t kSentBytes = 4096;
 constexpr std::uint64_t kBatch = 256;
 constexpr std::uint64_t kBatchesAhead = 4;  // that the sender may be ahead
 constexpr std::size_t kHeld = 64;           // messages that the receiver holds at a time
@@ -97,7 +97,7 @@ class Receiver {
   }
 
   void check(const ReceivedBlock& block, std::uint64_t number) {
-    std::array<std::uint32_t, kBlockBytes / sizeof(std::uint32_t)> words{};
+    std::array<std::uint32_t, kSentBytes / sizeof(std::uint32_t)> words{};
     device().copy_to_host(stream_.ref(), words.data(), block.data(), sizeof(words));
     ++checked_;
     for (const std::uint32_t word : words) {
@@ -191,12 +191,12 @@ class Sender {
     options.current_stream = stream_.ref();
     std::string line;
     for (std::uint64_t done = 0; done < count; ++done, ++sent_) {
-      void* block = allocator().allocate(kBlockBytes, stream_.ref());
+      void* block = allocator().allocate(kSentBytes, stream_.ref());
       if (sent_ % kCheckEvery == 0) {
-        device().fill(stream_.ref(), block, value_of(sent_), kBlockBytes / sizeof(std::uint32_t));
+        device().fill(stream_.ref(), block, value_of(sent_), kSentBytes / sizeof(std::uint32_t));
       }
       const Bytes message =
-          sharing().share(block, kBlockBytes, options, std::as_bytes(std::span(&sent_, 1)));
+          sharing().share(block, kSentBytes, options, std::as_bytes(std::span(&sent_, 1)));
       allocator().free(block);
       line += testing::to_hex(message) + " ";
     }

@@ -68,7 +68,7 @@ std::uint64_t number(std::string_view option, const std::string& text, std::uint
   return value;
 }
 
-std::chrono::milliseconds milliseconds(std::string_view option, const std::string& text) {
+std::chrono::milliseconds milliseconds_of(std::string_view option, const std::string& text) {
   return std::chrono::milliseconds(number(option, text, 1, 3'600'000));
 }
 
@@ -112,9 +112,9 @@ bool take(Options& options, const std::string& option, const std::string& value)
   } else if (option == "--settle") {
     options.settle_every = number(option, value, 1, kMany);
   } else if (option == "--lifetime") {
-    options.lifetime = milliseconds(option, value);
+    options.lifetime = milliseconds_of(option, value);
   } else if (option == "--deadline") {
-    options.deadline = milliseconds(option, value);
+    options.deadline = milliseconds_of(option, value);
   } else if (option == "--sabotage") {
     options.sabotage = mistake(value);
   } else {
