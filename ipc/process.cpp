@@ -1,8 +1,10 @@
 // The process's own allocator and sharing, and what happens when it ends.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 
+#include "allocator/device/driver_start.h"
 #include "allocator/options.h"
 #include "ipc/exit.h"
 #include "ipc/fork_guard.h"
@@ -18,9 +20,11 @@ const Option kExitDrain({"exit_drain_ms", "ms", 0, 24LL * 60 * 60 * 1000, 5000,
 
 SharingService& service();
 
-// A child that was forked later runs its parent's handlers when it exits: nothing there is its own.
+// Registered several times; the last registration runs first, and alone does something. A child that
+// was forked later runs its parent's handlers when it exits: nothing there is its own.
 void at_exit() {
-  if (fork_guard::is_forked_child()) return;
+  static std::atomic<bool> begun{false};
+  if (fork_guard::is_forked_child() || begun.exchange(true)) return;
   service().end(std::chrono::milliseconds(kExitDrain.value_or_default()));
 }
 
@@ -28,8 +32,12 @@ void at_exit() {
 SharingService& service() {
   static auto* made = [] {
     auto* sharing = new SharingService(&process_device, &process_allocator);
-    // Registered after the device has started, so that it runs before the driver's own handlers.
-    sharing->when_started([] { std::atexit(&at_exit); });
+    // It has to run before the driver's own handlers: others wait for what the device has not done yet.
+    // The driver may have started before, or does later.
+    sharing->when_started([] {
+      set_driver_start_callback([] { std::atexit(&at_exit); });
+      std::atexit(&at_exit);
+    });
     return sharing;
   }();
   return *made;

@@ -224,7 +224,8 @@ struct SharingService::Lending : LeaseKeeper, Answerer {
 
   // Told again and again: a late write may have set a timeline back.
   void look_for_a_lost_context() {
-    if (engine.look_for_a_lost_context()) producer.mark_context_lost();
+    // A driver that has ended with its process says the same.
+    if (engine.look_for_a_lost_context() && !has_ended()) producer.mark_context_lost();
   }
 
   Acquired acquire_for_other(const std::string& name) override {

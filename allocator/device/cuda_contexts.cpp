@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "allocator/device/driver_start.h"
 #include "allocator/error.h"
 
 namespace limbo {
@@ -26,6 +27,7 @@ void CudaContexts::initialise() {
     }
     entries_ = std::move(entries);
     count_ = count;
+    tell_driver_start();
   });
 }
 
@@ -57,6 +59,7 @@ CUcontext CudaContexts::context(int device) {
     check_driver(driver_, "cuDevicePrimaryCtxRetain",
                  driver_.cuDevicePrimaryCtxRetain(&made, found.handle));
     found.context.store(made, std::memory_order_release);
+    tell_driver_start();
   });
   return found.context.load(std::memory_order_acquire);
 }

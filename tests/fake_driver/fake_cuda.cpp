@@ -26,6 +26,11 @@ namespace {
 constexpr int kFirstDevice = 100;
 constexpr std::uintptr_t kOtherContext = 999;
 
+bool driver_has_ended = false;
+void end_driver() {
+  driver_has_ended = true;
+}
+
 // So far beyond where the host sees it a device sees host memory.
 constexpr CUdeviceptr kSeenBeyond = CUdeviceptr{1} << 62;
 
@@ -126,6 +131,10 @@ int fakeCudaIsFull(int how) {
   freed_bytes = 0;
   return 0;
 }
+// Whether a handler has run that the driver registers for the process's end.
+int fakeCudaHasEnded() {
+  return driver_has_ended ? 1 : 0;
+}
 int fakeCudaPushes() {
   return pushes;
 }
@@ -144,7 +153,9 @@ int fakeCudaOtherContextIsOf(int device) {
 // ---- devices and contexts -----------------------------------------------------------------------
 
 CUresult cuInit(unsigned) {
-  return devices() == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+  if (devices() == 0) return CUDA_ERROR_NO_DEVICE;
+  std::atexit(end_driver);
+  return CUDA_SUCCESS;
 }
 CUresult cuDriverGetVersion(int* version) {
   *version = CUDA_VERSION;
@@ -184,6 +195,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   ++retains;
+  std::atexit(end_driver);  // where the real one does it is not known
   primary_is_there[static_cast<std::size_t>(device - kFirstDevice)] = true;
   *context = named<CUcontext>(static_cast<std::uintptr_t>(device));
   return CUDA_SUCCESS;

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "allocator/device/device.h"
@@ -96,6 +98,29 @@ LIMBO_CHILD_ROLE(lend_on_gpu) {
   child.send(contexts());
   child.park();
   return 0;
+}
+
+// Sharing starts before the driver does, as in a program that only asks who it is, or whose first act is
+// to receive. While it waits at its exit for its message to be opened, the device is still needed.
+LIMBO_CHILD_ROLE(leave_with_a_message) {
+  Sharing& sharing = process_sharing();
+  (void)sharing.incarnation();
+  const StreamRef stream{0, nullptr};
+  void* data = process_allocator().allocate(std::size_t{1} << 20, stream);
+  (void)sharing.share(data, 512, {.current_stream = stream}, {});
+  std::thread([&child] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    child.send("ended " + std::to_string(counted("fakeCudaHasEnded")));
+  }).detach();
+  std::exit(0);  // not by a return, which would end `child` first
+}
+
+TEST(CudaContexts, TheDriverEndsBehindTheExitThatWaitsForMessages) {
+  ChildOptions options = lending_with_gpus(1);
+  options.environment.emplace_back("LIMBO_EXIT_DRAIN_MS", "60000");
+  ChildProcess child("leave_with_a_message", {}, options);
+  child.expect("ended 0");
+  child.kill();
 }
 
 LIMBO_CHILD_ROLE(receive_on_gpu) {
