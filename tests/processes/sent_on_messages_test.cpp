@@ -133,11 +133,15 @@ TEST_F(SentOnMessagesTest, AMessageIsTakenBackOverANewerConnection) {
   const std::string on = reader_.share("r");
   const std::int64_t withdrawn = sender_.stat("withdrawn");
   sender_.cut_connections();
-  reader_.receive("again", sender_.share("b"));  // connects anew
-  reader_.withdraw(on);
+  std::vector<std::string> held = {"r"};
+  EXPECT_TRUE(eventually([&] {  // a receive connects anew once the reader has noticed
+    held.push_back("again-" + std::to_string(held.size()));
+    reader_.receive(held.back(), sender_.share("b"));
+    return error_of([&] { reader_.withdraw(on); }) != "no_channel";
+  }));
   EXPECT_TRUE(sender_.becomes("withdrawn", withdrawn + 1));
   EXPECT_EQ(error_of([&] { third_.receive("late", on); }), "withdrawn");
-  for (const char* name : {"r", "again"}) reader_.drop(name);
+  for (const std::string& name : held) reader_.drop(name);
   sender_.free("b");
   expect_all_back();
   reader_.process().kill();  // the lease without a connection goes with it
