@@ -35,7 +35,7 @@ void LeaseTimelines::wait(StreamRef stream, std::uint32_t index, std::uint64_t n
   }
   if (!begin_wait(stream.device)) return;
   try {
-    std::call_once(registration_, [&] {
+    registration_.run([&] {
       device_.register_host_memory(stream.device, memory_.host_memory(memory_.size_bytes()));
       registered_ = true;
     });

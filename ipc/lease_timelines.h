@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "allocator/device/device.h"
+#include "ipc/first_success.h"
 #include "ipc/layout.h"
 #include "ipc/protocol/timeline.h"
 #include "ipc/shared_memory.h"
@@ -64,7 +65,7 @@ class LeaseTimelines {
   Device& device_;
   const SharedMemory memory_;
   const std::uint32_t capacity_;
-  std::once_flag registration_;
+  FirstSuccess registration_;
   bool registered_ = false;
 
   std::mutex mutex_;          // a leaf; guards what follows

@@ -79,8 +79,7 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
 }
 
 bool ProducerLink::register_tables(int device) {
-  bool now = false;
-  std::call_once(registration_, [&] {
+  return registration_.run([&] {
     device_.register_host_memory(device, row_memory_.host_memory(row_layout(capacities_).gpu_end));
     try {
       device_.register_host_memory(device,
@@ -90,9 +89,7 @@ bool ProducerLink::register_tables(int device) {
       throw;
     }
     registered_ = true;
-    now = true;
   });
-  return now;
 }
 
 ProducerLink::~ProducerLink() {

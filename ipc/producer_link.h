@@ -15,6 +15,7 @@
 #include "allocator/device/device.h"
 #include "ipc/connection.h"
 #include "ipc/consumer_row.h"
+#include "ipc/first_success.h"
 #include "ipc/foreign_timelines.h"
 #include "ipc/handshake.h"
 #include "ipc/import_cache.h"
@@ -163,7 +164,7 @@ class ProducerLink {
   const SharedMemory ledger_memory_;
   const SharedMemory timelines_memory_;
   const SharedMemory row_memory_;
-  std::once_flag registration_;
+  FirstSuccess registration_;
   bool registered_ = false;  // the tables that the GPU writes or looks at
   const LedgerView ledger_;
   ConsumerRow row_;

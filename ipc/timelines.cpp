@@ -66,7 +66,7 @@ SharedWord& Timelines::value(std::uint32_t index) const noexcept {
 }
 
 void Timelines::register_once(int device) {
-  std::call_once(registration_, [this, device] {
+  registration_.run([this, device] {
     device_.register_host_memory(device, memory_.host_memory(memory_.size_bytes()));
     registered_ = true;
   });

@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "allocator/device/device.h"
+#include "ipc/first_success.h"
 #include "ipc/layout.h"
 #include "ipc/protocol/timeline.h"
 #include "ipc/shared_memory.h"
@@ -72,7 +73,7 @@ class Timelines {
   Device& device_;
   const std::uint32_t capacity_;
   SharedMemory memory_;
-  std::once_flag registration_;
+  FirstSuccess registration_;
   bool registered_ = false;
 
   std::mutex table_mutex_;  // guards the next three; taken before an entry's, never after it
