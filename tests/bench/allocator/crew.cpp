@@ -36,23 +36,38 @@ void Crew::live(std::size_t index, const std::function<void()>& enter) {
     start_.arrive_and_wait();
     if (work_ == nullptr) return;
     if (index < count_) {
-      try {
+      const auto attempt = [&part](const auto& action) {
+        try {
+          if (part.error == nullptr) action();
+        } catch (...) {
+          part.error = std::current_exception();
+        }
+      };
+      attempt([&] {
         if (!entered) enter();
         entered = true;
-        part.start = Clock::now();
-        (*work_)(index);
-        part.end = Clock::now();
-      } catch (...) {
-        part.error = std::current_exception();
-      }
+      });
+      meet();
+      part.start = Clock::now();
+      attempt([&] { (*work_)(index); });
+      part.end = Clock::now();
     }
     end_.arrive_and_wait();
+  }
+}
+
+// Without sleep: who sleeps at a barrier wakes some hundred microseconds after the others.
+void Crew::meet() {
+  arrived_.fetch_add(1);
+  for (unsigned looks = 0; arrived_.load() < count_; ++looks) {
+    if (looks > 1000) std::this_thread::yield();
   }
 }
 
 double Crew::run(std::size_t count, const std::function<void(std::size_t)>& work) {
   count_ = std::min(count, parts_.size());
   work_ = &work;
+  arrived_.store(0);
   start_.arrive_and_wait();
   end_.arrive_and_wait();
   Clock::time_point first = parts_[0].start;

@@ -1,6 +1,7 @@
 // Threads that live as long as the benchmark, so that no round pays for their start.
 #pragma once
 
+#include <atomic>
 #include <barrier>
 #include <cstddef>
 #include <functional>
@@ -24,9 +25,11 @@ class Crew {
  private:
   struct Part;
   void live(std::size_t index, const std::function<void()>& enter);
+  void meet();  // until all who work are awake
 
   std::vector<Part> parts_;
   std::size_t count_ = 0;
+  std::atomic<std::size_t> arrived_{0};
   const std::function<void(std::size_t)>* work_ = nullptr;  // null: the end
   std::barrier<> start_;
   std::barrier<> end_;
