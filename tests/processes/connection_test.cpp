@@ -56,6 +56,7 @@ TEST_P(ConnectionTest, WhoComesAgainByANewLeaseUsesUpNoOthersPromise) {
   EXPECT_TRUE(reader_.holds("again", 5));
   reader_.drop("again");
   reader_.drop("first");
+  EXPECT_TRUE(sender_.becomes("in_flight", 1));
   EXPECT_TRUE(sender_.becomes("held_claims", 0));
   EXPECT_EQ(sender_.stat("in_flight"), 1);
   third.receive("r", message);
