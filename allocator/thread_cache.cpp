@@ -63,9 +63,8 @@ Block* StreamCache::take_small(std::size_t size_bytes, std::size_t* from_depot_b
 
 std::uint32_t StreamCache::count_miss(std::size_t size_bytes) noexcept {
   Bin& bin = use_bin(size_class(size_bytes));
-  const std::uint32_t most = ahead_limit(size_bytes);
-  const std::uint32_t ahead = std::min<std::uint32_t>(bin.ahead, most);
-  bin.ahead = static_cast<std::uint16_t>(std::clamp<std::uint32_t>(2 * ahead, 1, 32));
+  const std::uint32_t ahead = std::min<std::uint32_t>(bin.ahead, ahead_limit(size_bytes));
+  bin.ahead = static_cast<std::uint16_t>(std::max(1U, 2 * ahead));
   return ahead;
 }
 
