@@ -58,6 +58,7 @@ TEST_F(ForkTest, NothingThatWasReceivedCanBeUsedInAForkChild) {
   reader_.release("given_back");
   EXPECT_EQ(reader_.use_in_fork_child(), "forked_child");
   EXPECT_FALSE(reader_.orphaned("held"));
+  sender_.synchronize();  // what a killed process had queued goes with it
   sender_.process().kill();
   EXPECT_TRUE(eventually([&] { return reader_.orphaned("held"); }));
   EXPECT_EQ(reader_.use_in_fork_child(), "forked_child");
