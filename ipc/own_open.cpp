@@ -171,8 +171,19 @@ void OwnOpens::go_on(Next next, std::list<Ending>& one) noexcept {
   if (next == Next::kOver) return;
   {
     const std::lock_guard lock(mutex_);
-    std::list<Ending>& where = next == Next::kAgain ? waiting_ : idle_;
+    std::list<Ending>& where = next == Next::kNever   ? kept_
+                               : next == Next::kAgain ? waiting_
+                                                      : idle_;
     where.splice(where.end(), one);
+  }
+  if (next == Next::kNever) {
+    if (!warned_.exchange(true)) {
+      std::fputs(
+          "limbo: a block that this process sent itself stays in use (several of its GPUs report a "
+          "lost context, and what one of them runs may run on). Further ones are not reported.\n",
+          stderr);
+    }
+    return;
   }
   (next == Next::kAgain ? worker_ : unmapper_).nudge();
 }
@@ -184,6 +195,7 @@ OwnOpens::Next OwnOpens::try_to_end(Ending& ending) noexcept {
       const Told told = tell(ending, ending.streams.back());
       if (told == Told::kStreamGone) return Next::kWhenIdle;
       if (told == Told::kLater) return Next::kAgain;
+      if (told == Told::kRunsOn) return Next::kNever;
       ending.streams.pop_back();
     }
   } catch (const std::exception&) {
@@ -197,7 +209,11 @@ OwnOpens::Next OwnOpens::try_to_end(Ending& ending) noexcept {
 // Tells the allocator of the stream.
 OwnOpens::Told OwnOpens::tell(Ending& ending, const StreamUse& use) {
   const StreamRef stream = use.stream;
-  if (releases_.is_lost(stream.device, true)) return Told::kTold;
+  const auto lost = [&] { return releases_.is_lost(stream.device, true); };
+  const auto told_of_lost = [&] {
+    return releases_.may_run_on(stream.device) ? Told::kRunsOn : Told::kTold;
+  };
+  if (lost()) return told_of_lost();
   ending.graphs.reserve(ending.graphs.size() + 1);
   try {
     const StreamQuestion question(device_);
@@ -210,7 +226,7 @@ OwnOpens::Told OwnOpens::tell(Ending& ending, const StreamUse& use) {
     }
   } catch (const Error& failure) {
     if (failure.code() != ErrorCode::kDeviceError) throw;
-    return releases_.is_lost(stream.device, true) ? Told::kTold : Told::kStreamGone;
+    return lost() ? told_of_lost() : Told::kStreamGone;
   }
   (void)allocator_.record_stream(ending.own.block.data, stream);
   return Told::kTold;

@@ -5,6 +5,7 @@
 // stream has passed what it had queued at the release, and when no graph uses it any more.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -39,7 +40,8 @@ class OwnOpens {
   // `one`: a list of one, whose node was made with the open. The allocator is told of the streams: it
   // reuses the block, once its owner has freed it, when they have passed what they had queued. Unpins,
   // at once where no graph uses the block; a stream that is being captured means one. For a stream
-  // that has been destroyed, its device has to be idle; what a lost device had queued is over.
+  // that has been destroyed, its device has to be idle. What a lost device had queued is over, unless
+  // others are lost too (ReleaseQueue::may_run_on): then the block stays in use.
   void end(std::list<Ending> one) noexcept;
   // Undoes the pin of an open that nobody has used.
   void give_up(const OwnOpen& own) noexcept;
@@ -59,12 +61,14 @@ class OwnOpens {
     kOver,
     kAgain,     // a graph uses the block, or the device could not be asked (yet)
     kWhenIdle,  // the last of its streams has gone: what that had queued is waited for with its device
+    kNever,     // nothing tells when a lost device's work is over
   };
   [[nodiscard]] Next try_to_end(Ending& ending) noexcept;
   enum class Told {
     kTold,
     kLater,       // somebody begins a capture just now
     kStreamGone,  // its handle may be another's
+    kRunsOn,      // of a lost device, whose work may not be over
   };
   [[nodiscard]] Told tell(Ending& ending, const StreamUse& use);
   void go_on(Next next, std::list<Ending>& one) noexcept;
@@ -75,9 +79,11 @@ class OwnOpens {
   ServiceThread& worker_;
   ServiceThread& unmapper_;
   Holdings holdings_;
+  std::atomic<bool> warned_{false};
   std::mutex mutex_;  // guards what follows; nothing is called under it
   std::list<Ending> waiting_;
   std::list<Ending> idle_;
+  std::list<Ending> kept_;  // for ever
 };
 
 // Errors as Sharing::receive. Everything named outlives the block.

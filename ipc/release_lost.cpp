@@ -30,6 +30,10 @@ bool ReleaseQueue::is_lost(int device, bool look) noexcept {
   return true;
 }
 
+bool ReleaseQueue::may_run_on(int device) const noexcept {
+  return (may_run_on_.load(std::memory_order_relaxed) & bit_of(device)) != 0;
+}
+
 bool ReleaseQueue::names_lost(const std::vector<StreamUse>& streams, bool look) noexcept {
   bool any = false;
   for (const StreamUse& use : streams) any |= is_lost(use.stream.device, look);
@@ -41,7 +45,7 @@ void ReleaseQueue::leave_lost_streams(ReleaseJob& job) noexcept {
   std::erase_if(job.streams, [&](const StreamUse& use) {
     const int device = use.stream.device;
     if (!is_lost(device)) return false;
-    job.may_run_on |= (may_run_on_.load(std::memory_order_relaxed) & bit_of(device)) != 0;
+    job.may_run_on |= may_run_on(device);
     return true;
   });
 }

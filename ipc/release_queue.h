@@ -81,6 +81,9 @@ class ReleaseQueue {
   // Whether the context on `device` is lost, as far as was noticed: costs a load. With `look`, the
   // device is asked.
   [[nodiscard]] bool is_lost(int device, bool look = false) noexcept;
+  // Of a device that is_lost has told to be lost: whether others were lost by then, so that what this
+  // one had to do may not be over.
+  [[nodiscard]] bool may_run_on(int device) const noexcept;
 
   // Releases that are not over (of one producer's blocks: ProducerLink::releases_pending). One is over
   // when its slot can be used again, or is known never to be.

@@ -318,6 +318,27 @@ TEST_F(TwoContextsTest, SoDoesWhatAStreamHasUsedThatIsGone) {
   expect_back_with_its_end(1);
 }
 
+// The same within one process, which opens what it sent itself. The first is lost alone when it is
+// asked about, so its work has ended.
+TEST_F(TwoContextsTest, WhatAProcessSentItselfStaysInUse) {
+  for (const char* name : {"b2", "b1"}) {
+    reader_.allocate(name, kMiB, 2);
+    reader_.receive("own_" + std::string(name), reader_.share(name));
+  }
+  reader_.record_stream("own_b2", "default", 2);
+  reader_.record_stream("own_b1", "default", 1);
+  ASSERT_TRUE(reader_.lose_context(2));
+  reader_.drop("own_b2");
+  reader_.free("b2");
+  EXPECT_TRUE(reader_.becomes("limbo", 0));
+  ASSERT_TRUE(reader_.lose_context(1));
+  reader_.drop("own_b1");
+  reader_.free("b1");
+  EXPECT_FALSE(reader_.becomes("limbo", 0, milliseconds(200)));
+  reader_.process().kill();
+  sender_.free("b");
+}
+
 TEST_F(TwoContextsTest, SoDoReleasesThatWait) {
   const std::string messages = sender_.call("repeat 400 share b -1");
   reader_.call("receive_many r " + messages);
