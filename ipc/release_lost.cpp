@@ -26,8 +26,7 @@ std::uint64_t bit_of(int device) noexcept {
 bool ReleaseQueue::is_lost(int device, bool look) noexcept {
   if ((lost_devices_.load(std::memory_order_acquire) & bit_of(device)) != 0) return true;
   if (!look || !device_.is_lost(device)) return false;
-  notice_loss(device);
-  return true;
+  return notice_loss(device);
 }
 
 bool ReleaseQueue::may_run_on(int device) const noexcept {
@@ -80,8 +79,11 @@ void ReleaseQueue::end_lost(ReleaseJobs& jobs) noexcept {
   }
 }
 
-// What goes on without the lost device's streams is started again by the releaser.
-void ReleaseQueue::notice_loss(int device) noexcept {
+// What goes on without the lost device's streams is started again by the releaser. Behind the answer
+// that a device is lost: a driver that has ended with its process says the same, and what it has been
+// given may run on. It ends after this queue was stopped.
+bool ReleaseQueue::notice_loss(int device) noexcept {
+  if (stopped_.load()) return false;
   if ((lost_devices_.load(std::memory_order_acquire) & bit_of(device)) == 0 &&
       another_is_lost(device)) {
     may_run_on_.fetch_or(bit_of(device), std::memory_order_relaxed);
@@ -117,6 +119,7 @@ void ReleaseQueue::notice_loss(int device) noexcept {
   }
   end_lost(lost);
   releaser_.nudge();
+  return true;
 }
 
 // Under the lock. A lane that waits for a lost stream may stand still for ever, and with it all that
@@ -156,7 +159,7 @@ void ReleaseQueue::look_for_losses(Clock::time_point now) {
     if ((devices >> device & 1) == 0) continue;
     if (protocol::makes(protocol::Mistake::kGlobalCaptureMode)) ask_globally(device);
     // One that came while the loss was being noticed is taken now.
-    if (device_.is_lost(device)) notice_loss(device);
+    if (device_.is_lost(device)) (void)notice_loss(device);
   }
 }
 

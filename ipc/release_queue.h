@@ -79,7 +79,7 @@ class ReleaseQueue {
   bool run_when_idle() noexcept;
 
   // Whether the context on `device` is lost, as far as was noticed: costs a load. With `look`, the
-  // device is asked.
+  // device is asked, until the queue is stopped.
   [[nodiscard]] bool is_lost(int device, bool look = false) noexcept;
   // Of a device that is_lost has told to be lost: whether others were lost by then, so that what this
   // one had to do may not be over.
@@ -147,7 +147,7 @@ class ReleaseQueue {
   [[nodiscard]] bool names_lost(const std::vector<StreamUse>& streams, bool look = false) noexcept;
   void leave_lost_streams(ReleaseJob& job) noexcept;
   void end_lost(ReleaseJobs& jobs) noexcept;
-  void notice_loss(int device) noexcept;
+  bool notice_loss(int device) noexcept;  // false once the queue is stopped
   [[nodiscard]] bool another_is_lost(int device) noexcept;
   void take_batches_behind_lost(std::list<Batch>& taken) noexcept;
   void look_for_losses(Clock::time_point now);

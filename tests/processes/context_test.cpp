@@ -196,7 +196,7 @@ TEST_F(OneContextTest, WhatIsReleasedLaterComesBackWhereTheMappingIsTheLostOnes)
 TEST_F(OneContextTest, WhatWasReleasedComesBackBehindTheOtherGpusWork) {
   for (const int device : {0, 1}) receive("r" + std::to_string(device), device);
   // A GPU takes a second or two to find and to end what lost a context.
-  const milliseconds duration(on_simulated_device() ? 1000 : 6000);
+  const milliseconds duration(on_simulated_device() ? 2000 : 6000);
   const auto begin = std::chrono::steady_clock::now();
   const auto since = [&] { return std::chrono::steady_clock::now() - begin; };
   reader_->write_for("r0", 2, duration);

@@ -88,5 +88,29 @@ TEST_F(ExitTest, AKilledSendersFinishedWorkIsThereAndNobodyWaitsForTheRest) {
   EXPECT_TRUE(reader_.becomes("releases_pending", 0));
 }
 
+// A driver that has ended with its process says that the context is lost. That is nobody's business,
+// and what the GPU has been given may run on: nothing is given back but by the end of the process.
+TEST_F(ExitTest, ALossThatIsSeenOnceTheProcessEndsGivesNothingBack) {
+  LIMBO_NEEDS_SIMULATED_DEVICE();
+  sender_.allocate("b", kMiB, 5);
+  const std::vector<std::string> names{"r0", "r1"};
+  for (const std::string& name : names) {
+    reader_.receive(name, sender_.share("b"));
+    reader_.record_stream(name, "s");
+  }
+  sender_.free("b");
+  reader_.destroy_stream("s");  // so its device is waited for
+  reader_.set_faults("synchronize:1=slow:700");
+  EXPECT_TRUE(sender_.becomes("held_claims", 2));
+  for (const std::string& name : names) reader_.drop(name);
+  ASSERT_TRUE(eventually([&] { return reader_.calls("synchronize") > 0; }));
+  reader_.call("end_sharing");
+  ASSERT_TRUE(reader_.lose_context());
+  EXPECT_FALSE(sender_.becomes("held_claims", 0, milliseconds(1000)));
+  reader_.process().kill();
+  EXPECT_TRUE(sender_.becomes("claims_swept", 2));
+  expect_all_back();
+}
+
 }  // namespace
 }  // namespace limbo::testing

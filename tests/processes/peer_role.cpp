@@ -12,6 +12,7 @@
 #include "allocator/device/sim_device.h"
 #include "allocator/error.h"
 #include "ipc/sharing.h"
+#include "ipc/sharing_service.h"
 #include "tests/processes/peer_forks.h"
 #include "tests/processes/peer_graphs.h"
 #include "tests/processes/peer_many.h"
@@ -320,6 +321,11 @@ class PeerRole {
          first.received->came_also_by(*block(w).received);
          return std::string();
        }},
+      {"end_sharing",
+       [](Words&) {
+         static_cast<SharingService&>(process_sharing()).end(std::chrono::milliseconds(0));
+         return std::string();
+       }},
       {"keep_until_static_destruction", [this](Words& w) { return keep_until_the_end(w); }},
       {"synchronize",
        [](Words&) {
@@ -359,7 +365,12 @@ class PeerRole {
        }},
       {"set_faults",
        [](Words& w) {
-         as_sim(device()).faults().add(next(w));
+         std::string plan;
+         if (w >> plan) {
+           as_sim(device()).faults().add(plan);
+         } else {
+           as_sim(device()).faults().clear();
+         }
          return std::string();
        }},
       {"size", [this](Words& w) { return std::to_string(block(w).size_bytes); }},
