@@ -164,10 +164,11 @@ std::shared_ptr<const GraphEnd> OwnOpens::end_of_graph(StreamRef stream) {
 }
 
 void OwnOpens::end(std::list<Ending> one) noexcept {
-  go_on(try_to_end(one.front()), one);
+  go_on(try_to_end(one.front()), one, nullptr);
 }
 
-void OwnOpens::go_on(Next next, std::list<Ending>& one) noexcept {
+// `looking`: whose periodic this is; it looks again by itself.
+void OwnOpens::go_on(Next next, std::list<Ending>& one, const ServiceThread* looking) noexcept {
   if (next == Next::kOver) return;
   {
     const std::lock_guard lock(mutex_);
@@ -185,7 +186,8 @@ void OwnOpens::go_on(Next next, std::list<Ending>& one) noexcept {
     }
     return;
   }
-  (next == Next::kAgain ? worker_ : unmapper_).nudge();
+  ServiceThread& thread = next == Next::kAgain ? worker_ : unmapper_;
+  if (&thread != looking) thread.nudge();
 }
 
 // Never too early: what cannot be asked is asked again.
@@ -241,7 +243,7 @@ std::optional<OwnOpens::Clock::time_point> OwnOpens::run(Clock::time_point now) 
   while (!looked.empty()) {
     std::list<Ending> one;
     one.splice(one.begin(), looked, looked.begin());
-    go_on(try_to_end(one.front()), one);
+    go_on(try_to_end(one.front()), one, &worker_);
   }
   const std::lock_guard lock(mutex_);
   if (waiting_.empty()) return std::nullopt;
@@ -267,7 +269,7 @@ std::optional<OwnOpens::Clock::time_point> OwnOpens::run_when_idle(Clock::time_p
     } catch (const std::exception&) {
       if (releases_.is_lost(device, true)) next = try_to_end(ending);
     }
-    go_on(next, one);
+    go_on(next, one, &unmapper_);
   }
   const std::lock_guard lock(mutex_);
   if (idle_.empty()) return std::nullopt;

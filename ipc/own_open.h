@@ -71,7 +71,7 @@ class OwnOpens {
     kRunsOn,      // of a lost device, whose work may not be over
   };
   [[nodiscard]] Told tell(Ending& ending, const StreamUse& use);
-  void go_on(Next next, std::list<Ending>& one) noexcept;
+  void go_on(Next next, std::list<Ending>& one, const ServiceThread* looking) noexcept;
 
   Device& device_;
   Allocator& allocator_;
