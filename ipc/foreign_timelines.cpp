@@ -86,16 +86,18 @@ void ForeignTimelinesTable::end() noexcept {
 }
 
 void ForeignTimelinesTable::drop_finished() {
-  std::vector<std::shared_ptr<LeaseTimelines>> finished;
+  std::list<std::shared_ptr<LeaseTimelines>> finished;
   {
     const std::lock_guard lock(mutex_);
     finished.swap(finished_);
   }
-  for (auto& timelines : finished) {
+  while (!finished.empty()) {
+    std::list<std::shared_ptr<LeaseTimelines>> one;
+    one.splice(one.begin(), finished, finished.begin());
     // Somebody is enqueueing a wait, or a device cannot be waited for: it is looked at again later.
-    if (timelines->finish() && timelines->settle()) continue;
+    if (one.front()->finish() && one.front()->settle()) continue;
     const std::lock_guard lock(mutex_);
-    finished_.push_back(std::move(timelines));
+    finished_.splice(finished_.end(), one);
   }
 }
 

@@ -8,11 +8,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "ipc/lease_timelines.h"
 #include "ipc/lease_watch.h"
@@ -60,7 +60,7 @@ class ForeignTimelinesTable {
  private:
   std::mutex mutex_;  // guards the table; a leaf
   std::map<std::uint32_t, ForeignTimelines> table_;
-  std::vector<std::shared_ptr<LeaseTimelines>> finished_;
+  std::list<std::shared_ptr<LeaseTimelines>> finished_;
 };
 
 }  // namespace limbo
