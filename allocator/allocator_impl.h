@@ -166,11 +166,16 @@ struct Allocator::Impl final : public ThreadCacheOwner {
     }
     return find_thread_cache();
   }
+  // As far as this thread has a cache, which it has looked for in this call. Makes none, which takes
+  // locks.
+  [[nodiscard]] ThreadCache* own_cache() const noexcept {
+    ThreadCache* cache = thread_registry::words.current;
+    return cache != nullptr && cache->owner_id() == id ? cache : nullptr;
+  }
   // This thread's counters for the device; null if it has none (yet, or any more).
   [[nodiscard]] ThreadCounters* own_counters(const DeviceHeap& at) const noexcept {
-    ThreadCache* cache = thread_registry::words.current;
-    if (cache == nullptr || cache->owner_id() != id) return nullptr;
-    return &cache->counters(at.device);
+    ThreadCache* cache = own_cache();
+    return cache != nullptr ? &cache->counters(at.device) : nullptr;
   }
   [[nodiscard]] ThreadCache* find_thread_cache() noexcept;
   [[nodiscard]] ThreadCache* make_thread_cache();

@@ -112,7 +112,7 @@ void Allocator::Impl::put_or_give(ThreadCache& cache, Block* block) noexcept {
 // Where several threads want the heap lock at once, who has it takes what it will come for again.
 void Allocator::Impl::take_ahead(DeviceHeap& from, const Request& request) noexcept {
   if (request.pool != nullptr || sizes::is_large(request.size_bytes)) return;
-  ThreadCache* const cache = thread_cache();
+  ThreadCache* const cache = own_cache();
   if (cache == nullptr || from.counters.caches_bypassed()) return;
   const GateVisit visit(cache->gate());
   StreamCache* const to = visit ? cache->find(request.stream) : nullptr;

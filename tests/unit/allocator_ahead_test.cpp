@@ -1,7 +1,9 @@
 // Fetching ahead: where several threads want the heap lock at once, who has it takes more blocks of a
 // size that it has come for before.
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,6 +14,8 @@
 #include "allocator/depot.h"
 #include "allocator/stats_counters.h"
 #include "allocator/thread_cache.h"
+#include "ipc/sharing.h"
+#include "tests/support/child_process.h"
 #include "tests/unit/allocator_support.h"
 
 namespace limbo::testing {
@@ -99,6 +103,31 @@ TEST_F(AllocatorAhead, DoesNotHappenToAThreadAlone) {
   for (int count = 0; count < 10'000; ++count) live.push_back(allocate(512));
   EXPECT_LE(inactive_blocks(), segments());
   for (std::byte* data : live) allocator_.free(data);
+}
+
+// A program has all of a process's thread-specific keys, so that no thread of this one gets a cache.
+LIMBO_CHILD_ROLE(threads_without_keys) {
+  for (pthread_key_t key = 0; pthread_key_create(&key, nullptr) == 0;) continue;
+  Allocator& allocator = process_allocator();
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int count = 0; count < 50'000; ++count) {
+        allocator.free(allocator.allocate(512, {0, nullptr}));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  allocator.check_invariants();
+  child.send("done");
+  ::_exit(0);
+}
+
+TEST(FetchingAheadWithoutCaches, IsLeftAlone) {
+  const Sandbox sandbox;
+  ChildProcess child("threads_without_keys");
+  EXPECT_EQ(child.receive(), "done");
+  EXPECT_TRUE(child.wait().success());
 }
 
 // What was fetched ahead is found by whoever needs it, as all that caches hold.
