@@ -30,6 +30,11 @@ def of(values: torch.Tensor, device: int = 0) -> torch.Tensor:
     return made
 
 
+def synchronize(device: int = 0) -> None:
+    """Wait for all that this process has queued."""
+    _OPS.sim_synchronize(device)
+
+
 def read(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU."""
     values: torch.Tensor = _OPS.sim_read(tensor.detach())

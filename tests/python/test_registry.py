@@ -166,6 +166,7 @@ def test_an_owner_that_dies() -> None:
     with Peer() as owner:
         owner.call(remote_registry.publish, SPACE, "weights", (10,), 3.0)
         tensor = registry.acquire("weights")
+        owner.call(sim.synchronize)  # what a killed process had queued goes with it
         owner.kill()
     assert bool((sim.read(tensor) == 3.0).all())
     assert code_of(registry.acquire, "weights")[0] == "no_such_name"
