@@ -2,6 +2,7 @@
 
 #ifdef LIMBO_HAVE_CUDA
 
+#include <optional>
 #include <string>
 
 #include "allocator/device/driver_start.h"
@@ -74,7 +75,12 @@ bool CudaContexts::has_context(int device) {
 }
 
 CUresult CudaContexts::ask(int device, Entry& entry) {
-  const CudaCallScope scope(*this, device);
+  std::optional<CudaCallScope> scope;
+  try {
+    scope.emplace(*this, device);
+  } catch (const DriverError& refused) {
+    return refused.result();  // a lost context may say so to whoever would enter it
+  }
   CUstream asked = entry.asked.load(std::memory_order_acquire);
   if (asked == nullptr) {
     const std::lock_guard lock(entry.asking);

@@ -34,7 +34,8 @@ class CudaContexts {
 
   // Whether the device's context answers everything with an error, as it does for ever after an
   // illegal access. Asks a stream of its own, which never has work: the error is reported to every
-  // stream. False where there is no context yet, whoever would have made it.
+  // stream, if not to whoever would enter the context, which others may have made. False where there
+  // is no context yet, whoever would have made it.
   [[nodiscard]] bool lost(int device) noexcept;
 
  private:

@@ -7,8 +7,6 @@
 #include <filesystem>
 #include <string_view>
 
-#include "allocator/error.h"
-
 namespace limbo {
 namespace {
 
@@ -149,7 +147,7 @@ bool is_sticky(CUresult result) noexcept {
 
 void check_driver(const DriverEntryPoints& driver, const char* call, CUresult result) {
   if (result == CUDA_SUCCESS) return;
-  throw Error(ErrorCode::kDeviceError, describe_driver_error(driver, call, result) + ".");
+  throw DriverError(describe_driver_error(driver, call, result) + ".", result);
 }
 
 #endif

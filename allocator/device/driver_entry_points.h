@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <string>
 
+#include "allocator/error.h"
+
 #ifdef LIMBO_HAVE_CUDA
 // The legacy default stream is meant wherever a stream is null, however the library is compiled.
 #undef CUDA_API_PER_THREAD_DEFAULT_STREAM
@@ -102,7 +104,19 @@ struct DriverEntryPoints {
 // Whether a context that has answered with this is lost for good.
 [[nodiscard]] bool is_sticky(CUresult result) noexcept;
 
-// Throws Error(kDeviceError) unless `result` is CUDA_SUCCESS.
+// What the driver refused, for whoever has to know with which answer.
+class DriverError final : public Error {
+ public:
+  DriverError(const std::string& happened, CUresult result)
+      : Error(ErrorCode::kDeviceError, happened), result_(result) {}
+
+  [[nodiscard]] CUresult result() const noexcept { return result_; }
+
+ private:
+  CUresult result_;
+};
+
+// Throws DriverError, of kDeviceError, unless `result` is CUDA_SUCCESS.
 void check_driver(const DriverEntryPoints& driver, const char* call, CUresult result);
 
 #endif

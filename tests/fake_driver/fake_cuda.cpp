@@ -5,7 +5,8 @@
 // with the flags that Limbo promises; anything else is answered by an error. FAKE_CUDA_DEVICES is
 // the number of GPUs (default 1). With FAKE_CUDA_CAPTURING every stream is being captured.
 // FAKE_CUDA_FAIL names a function that fails with CUDA_ERROR_LAUNCH_FAILED, or "all" for every one
-// that is not about contexts. FAKE_CUDA_REFUSE is the index of a GPU on which no context can be made.
+// that is not about contexts, or "contexts" for those that are. FAKE_CUDA_REFUSE is the index of a GPU
+// on which no context can be made.
 #define __CUDA_API_VERSION_INTERNAL
 #undef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include <cuda.h>
@@ -75,14 +76,22 @@ int devices() {
   return text != nullptr ? std::atoi(text) : 1;
 }
 
+CUresult told(const char* name, std::string_view kind) {
+  const char* failing = std::getenv("FAKE_CUDA_FAIL");
+  const bool fails = failing != nullptr && (failing == kind || std::string_view(failing) == name);
+  return fails ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
+}
+
+// What a call about contexts meets.
+CUresult met_outside(const char* name) {
+  return told(name, "contexts");
+}
+
 // What a call meets that needs a context.
 CUresult met(const char* name) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  const char* failing = std::getenv("FAKE_CUDA_FAIL");
-  const bool fails = failing != nullptr &&
-                     (std::string_view(failing) == "all" || std::string_view(failing) == name);
-  return fails ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
+  return told(name, "all");
 }
 
 CUresult met(const char* name, bool as_promised) {
@@ -190,6 +199,8 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
   return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  const CUresult result = met_outside("cuDevicePrimaryCtxRetain");
+  if (result != CUDA_SUCCESS) return result;
   const char* refused = std::getenv("FAKE_CUDA_REFUSE");
   if (refused != nullptr && std::atoi(refused) == device - kFirstDevice) {
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
@@ -203,11 +214,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   *flags = 0;
   *active = primary_is_there[static_cast<std::size_t>(device - kFirstDevice)] ? 1 : 0;
-  return CUDA_SUCCESS;
+  return met_outside("cuDevicePrimaryCtxGetState");
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
   *context = contexts.empty() ? nullptr : contexts.back();
-  return CUDA_SUCCESS;
+  return met_outside("cuCtxGetCurrent");
 }
 CUresult cuCtxGetDevice(CUdevice* device) {
   ++device_questions;
@@ -218,6 +229,8 @@ CUresult cuCtxGetDevice(CUdevice* device) {
   return CUDA_SUCCESS;
 }
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  const CUresult result = met_outside("cuCtxPushCurrent");
+  if (result != CUDA_SUCCESS) return result;
   ++pushes;
   contexts.push_back(context);
   return CUDA_SUCCESS;
@@ -229,6 +242,8 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  const CUresult result = met_outside("cuThreadExchangeStreamCaptureMode");
+  if (result != CUDA_SUCCESS) return result;
   std::swap(*mode, capture_mode);
   return CUDA_SUCCESS;
 }

@@ -114,6 +114,23 @@ LIMBO_CHILD_ROLE(register_on_second_device) {
   return 0;
 }
 
+// Says whether the second GPU counts as lost: at once, and when its calls succeed again. Limbo has not
+// used it; "others": somebody else has.
+LIMBO_CHILD_ROLE(meet_a_loss_at_the_door) {
+  const std::unique_ptr<Device> device = make_cuda_device();
+  (void)device->memory_info(0);
+  if (child.argument(0) == "others") {
+    const CurrentContext theirs(1);
+  }
+  setenv(child.argument(1).c_str(), child.argument(2).c_str(), 1);
+  std::string said = device->is_lost(1) ? "lost" : "well";
+  unsetenv(child.argument(1).c_str());
+  if (said == "lost") said += device->is_lost(1) ? " for good" : ", then well";
+  child.send(said);
+  child.send(thread_state());
+  return 0;
+}
+
 // Says what becomes of an object that a graph is to keep, and of the device then.
 LIMBO_CHILD_ROLE(keep_in_graph) {
   const std::unique_ptr<Device> device = make_cuda_device();
@@ -224,6 +241,37 @@ TEST(CudaDevice, ALostContextIsKnownByItsError) {
   child.expect("not kept, gone");
   child.expect("gone");
   child.expect("lost");
+  child.expect("depth 0 mode 0");
+  child.finish();
+}
+
+// Each call on the way into a context may be the one that says so.
+TEST(CudaDevice, ALostContextOfADeviceThatLimboHasNotUsedIsKnownByItsErrorToo) {
+  using Case = std::array<std::string, 3>;  // who has used it, what goes wrong, what is said
+  const std::vector<Case> cases = {
+      {"others", "cuDevicePrimaryCtxRetain", "lost for good"},
+      {"others", "cuCtxGetCurrent", "lost for good"},
+      {"others", "cuCtxPushCurrent", "lost for good"},
+      {"others", "cuThreadExchangeStreamCaptureMode", "lost for good"},
+      {"others", "cuStreamCreate", "lost for good"},
+      {"others", "contexts", "lost for good"},
+      {"nobody", "contexts", "lost for good"},  // not even this can be asked
+      {"nobody", "cuDevicePrimaryCtxRetain", "well"},
+  };
+  for (const auto& [who, failing, said] : cases) {
+    SCOPED_TRACE(who + " " + failing);
+    ChildProcess child("meet_a_loss_at_the_door", {who, "FAKE_CUDA_FAIL", failing},
+                       with_devices(2));
+    child.expect(said);
+    child.expect("depth 0 mode 0");
+    child.finish();
+  }
+}
+
+TEST(CudaDevice, ARefusalThatMayPassIsNoLoss) {
+  ChildProcess child("meet_a_loss_at_the_door", {"others", "FAKE_CUDA_REFUSE", "1"},
+                     with_devices(2));
+  child.expect("well");
   child.expect("depth 0 mode 0");
   child.finish();
 }
