@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "allocator/error.h"
 
@@ -42,7 +41,9 @@ void CudaHostMemory::add(int device, const HostMemory& memory) {
   if (memory.data == nullptr || memory.size_bytes == 0) {
     throw Error(ErrorCode::kDeviceError, "Host memory of no size cannot be registered.");
   }
-  Registration registration;
+  // What can fail comes before the driver's success: it would refuse the next attempt for ever.
+  std::map<std::uintptr_t, Registration> made;
+  Registration& registration = made[reinterpret_cast<std::uintptr_t>(memory.data)];
   registration.begin = reinterpret_cast<std::uintptr_t>(memory.data);
   registration.size_bytes = memory.size_bytes;
   registration.writable = memory.writable;
@@ -60,7 +61,8 @@ void CudaHostMemory::add(int device, const HostMemory& memory) {
     }
   }
   const std::unique_lock lock(mutex_);
-  registrations_.insert_or_assign(registration.begin, std::move(registration));
+  registrations_.erase(registration.begin);
+  registrations_.merge(made);
 }
 
 void CudaHostMemory::remove(void* data) {

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -70,6 +71,9 @@ enum class Room { kEnough, kWhatIsFreed, kNone };
 Room room = Room::kEnough;
 size_t freed_bytes = 0;
 std::atomic<int> frees{0};
+
+std::mutex registered_mutex;
+std::set<void*> registered;  // host memory, by its beginning
 
 int devices() {
   const char* text = std::getenv("FAKE_CUDA_DEVICES");
@@ -300,12 +304,18 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* base, CUipcMemHandle handle, unsigne
 CUresult cuIpcCloseMemHandle(CUdeviceptr) {
   return met("cuIpcCloseMemHandle");
 }
-CUresult cuMemHostRegister_v2(void*, size_t, unsigned flags) {
+CUresult cuMemHostRegister_v2(void* host, size_t, unsigned flags) {
   const unsigned needed = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  return met("cuMemHostRegister", (flags & needed) == needed);
+  const CUresult result = met("cuMemHostRegister", (flags & needed) == needed);
+  if (result != CUDA_SUCCESS) return result;
+  const std::lock_guard lock(registered_mutex);
+  return registered.insert(host).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
-CUresult cuMemHostUnregister(void*) {
-  return met("cuMemHostUnregister");
+CUresult cuMemHostUnregister(void* host) {
+  const CUresult result = met("cuMemHostUnregister");
+  if (result != CUDA_SUCCESS) return result;
+  const std::lock_guard lock(registered_mutex);
+  return registered.erase(host) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsigned) {
   // Another address than the host's, so that forgetting to ask shows.

@@ -15,6 +15,7 @@
 #include "allocator/error.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_driver.h"
+#include "tests/unit/short_host_memory.h"
 
 namespace limbo::testing {
 namespace {
@@ -111,6 +112,36 @@ LIMBO_CHILD_ROLE(register_on_second_device) {
   device->wait_word({1, nullptr}, words, 0);
   device->unregister_host_memory(words);
   child.send("contexts " + std::to_string(fake("fakeCudaContexts")));
+  return 0;
+}
+
+// Registers memory while each of the host's allocations fails in turn, and then with enough.
+LIMBO_CHILD_ROLE(register_with_little_host_memory) {
+  alignas(4096) static std::uint64_t words[512];
+  const std::unique_ptr<Device> device = make_cuda_device();
+  (void)device->memory_info(0);
+  int failures = 0;
+  for (bool done = false; !done; failures += done ? 0 : 1) {
+    bool is_registered = false;
+    {
+      const ShortHostMemory memory(failures + 1);
+      try {
+        device->register_host_memory(0, {words, sizeof(words), -1, true});
+        is_registered = true;
+      } catch (const std::bad_alloc&) {
+      }
+      done = !memory.failed();
+    }
+    try {
+      if (!is_registered) device->register_host_memory(0, {words, sizeof(words), -1, true});
+      device->wait_word({0, nullptr}, words, 1);
+      device->unregister_host_memory(words);
+    } catch (const Error& error) {
+      child.send("behind failure " + std::to_string(failures + 1) + ": " + error.what());
+      return 0;
+    }
+  }
+  child.send(failures >= 2 ? "works" : "nothing has failed");
   return 0;
 }
 
@@ -273,6 +304,13 @@ TEST(CudaDevice, ARefusalThatMayPassIsNoLoss) {
                      with_devices(2));
   child.expect("well");
   child.expect("depth 0 mode 0");
+  child.finish();
+}
+
+// It would say that the memory is registered already, for ever.
+TEST(CudaDevice, HostMemoryThatRunsOutLeavesNothingRegistered) {
+  ChildProcess child("register_with_little_host_memory", {}, with_devices(1));
+  child.expect("works");
   child.finish();
 }
 
