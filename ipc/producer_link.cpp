@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "allocator/error.h"
@@ -80,24 +80,20 @@ ProducerLink::ProducerLink(Device& device, const ProducerAddress& address, Hands
 
 bool ProducerLink::register_tables(int device) {
   return registration_.run([&] {
-    device_.register_host_memory(device, row_memory_.host_memory(row_layout(capacities_).gpu_end));
-    try {
-      device_.register_host_memory(device,
-                                   timelines_memory_.host_memory(timelines_memory_.size_bytes()));
-    } catch (...) {
-      device_.unregister_host_memory(row_memory_.data());
-      throw;
+    const HostMemory tables[] = {row_memory_.host_memory(row_layout(capacities_).gpu_end),
+                                 timelines_memory_.host_memory(timelines_memory_.size_bytes())};
+    for (; registered_ < std::size(tables); ++registered_) {
+      device_.register_host_memory(device, tables[registered_]);
     }
-    registered_ = true;
   });
 }
 
 ProducerLink::~ProducerLink() {
   foreign_.end();
-  if (!registered_) return;
-  for (void* data : {timelines_memory_.data(), row_memory_.data()}) {
+  void* const tables[] = {row_memory_.data(), timelines_memory_.data()};
+  while (registered_ > 0) {
     try {
-      device_.unregister_host_memory(data);
+      device_.unregister_host_memory(tables[--registered_]);
     } catch (const Error&) {
       // The driver is gone or broken: it lets go of the memory with the process.
     }

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -72,7 +73,7 @@ class ProducerLink {
 
   // Registers the tables, so that streams can wait on them and write them: before anything is received.
   // `device` is the one that it is received on. True: now; false: they were before. Throws
-  // kDeviceError; then they are not.
+  // kDeviceError; then the next call goes on with the one that was refused.
   [[nodiscard]] bool register_tables(int device);
 
   // Finds the timelines that `point` names: the producer's, those of a consumer that has forwarded the
@@ -165,7 +166,7 @@ class ProducerLink {
   const SharedMemory timelines_memory_;
   const SharedMemory row_memory_;
   FirstSuccess registration_;
-  bool registered_ = false;  // the tables that the GPU writes or looks at
+  std::size_t registered_ = 0;  // of the two tables that the GPU writes or looks at
   const LedgerView ledger_;
   ConsumerRow row_;
   ImportCache imports_;

@@ -151,6 +151,22 @@ TEST_F(ProducerLinkTest, HostMemoryThatRunsOutForgetsAllOfALinkOrNothing) {
   }
 }
 
+// The device would say that they are registered already, for ever.
+TEST_F(ProducerLinkTest, TablesThatWereRefusedOnceAreRegisteredByTheNextCall) {
+  for (const int refused : {1, 2}) {
+    auto link = connect();
+    FaultPlan& faults = world_->sim->faults();
+    faults.add("register:" + std::to_string(refused) + "=fail");
+    faults.add("unregister:*=fail");
+    EXPECT_DEVICE_ERROR((void)link->register_tables(0), "");
+    faults.clear();
+    EXPECT_TRUE(link->register_tables(0)) << refused;
+    EXPECT_FALSE(link->register_tables(0)) << refused;
+    link.reset();
+    world_->forget_all();
+  }
+}
+
 // Whoever has it last may be any thread of the program, with a block that was released long ago.
 TEST_F(ProducerLinkTest, WhoeverHasAForgottenLinkLastDoesNotUnmapIt) {
   auto link = connect();
