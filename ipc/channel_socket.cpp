@@ -1,6 +1,5 @@
 #include "ipc/channel_socket.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,9 +11,11 @@
 #include <cstring>
 #include <ctime>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "allocator/error.h"
+#include "ipc/directory_entries.h"
 #include "ipc/packet.h"
 
 namespace limbo {
@@ -49,17 +50,9 @@ bool old_enough(const RuntimeDirectory& directory, const std::string& name) {
 
 std::vector<std::string> socket_names(const RuntimeDirectory& directory) {
   std::vector<std::string> names;
-  const int copy = ::openat(directory.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* listing = copy >= 0 ? ::fdopendir(copy) : nullptr;
-  if (listing == nullptr) {
-    if (copy >= 0) ::close(copy);
-    return names;
-  }
-  while (const dirent* entry = ::readdir(listing)) {
-    const std::string name = entry->d_name;
-    if (name.ends_with(kSuffix) || name.ends_with(kNewSuffix)) names.push_back(name);
-  }
-  ::closedir(listing);
+  for_each_entry(directory.fd(), [&](std::string name) {
+    if (name.ends_with(kSuffix) || name.ends_with(kNewSuffix)) names.push_back(std::move(name));
+  });
   return names;
 }
 

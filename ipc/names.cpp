@@ -1,6 +1,5 @@
 #include "ipc/names.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include "allocator/error.h"
 #include "ipc/channel.h"
 #include "ipc/channel_socket.h"
+#include "ipc/directory_entries.h"
 #include "ipc/incarnation.h"
 #include "ipc/protocol/names.h"
 
@@ -78,18 +78,6 @@ std::optional<LendingProcess> living(const RuntimeDirectory& directory, int fold
 std::string who(bool self, pid_t pid) {
   if (self) return "this process itself";
   return pid != 0 ? "process " + std::to_string(pid) : "somebody who cannot be told";
-}
-
-template <typename Visitor>
-void for_each_entry(int folder, Visitor&& visit) {
-  const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* listing = copy >= 0 ? ::fdopendir(copy) : nullptr;
-  if (listing == nullptr) {
-    if (copy >= 0) ::close(copy);
-    return;
-  }
-  while (const dirent* entry = ::readdir(listing)) visit(std::string(entry->d_name));
-  ::closedir(listing);
 }
 
 std::vector<std::string> names_in(const OwnedFd& folder) {

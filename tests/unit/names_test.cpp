@@ -15,6 +15,7 @@
 #include "ipc/incarnation.h"
 #include "tests/support/balance.h"
 #include "tests/support/sandbox.h"
+#include "tests/unit/short_host_memory.h"
 #include "tests/unit/sim_support.h"
 
 namespace limbo {
@@ -214,6 +215,37 @@ TEST(ProducerOfSocket, IsWhatItsNameSays) {
   EXPECT_FALSE(producer_of_socket("G" + name.substr(1)));
   EXPECT_FALSE(producer_of_socket("A" + name.substr(1)));  // there is one spelling
   EXPECT_FALSE(producer_of_socket(name.substr(0, 32) + ".lock"));
+}
+
+// Whatever looks into a folder closes it again.
+TEST_F(NamesTest, HostMemoryThatRunsOutLeavesNoDescriptorOpen) {
+  Publisher one(directory_);
+  const std::string name(kMaxNameBytes, 'n');  // which takes memory
+  const std::vector<std::pair<const char*, std::function<void()>>> calls = {
+      {"publish", [&] { one.names.add(name); }},
+      {"list", [] { (void)list_names(); }},
+      {"list sockets", [&] { (void)producer_sockets(directory_); }},
+      {"tidy", [&] { remove_dead_sockets(directory_); }},
+      {"unpublish", [&] { one.names.remove(name); }},
+  };
+  for (const auto& [what, call] : calls) {
+    bool done = false;
+    for (long n = 1; !done; ++n) {
+      ASSERT_LT(n, 1000) << what;
+      const auto before = testing::Balance::now().descriptors;
+      {
+        const testing::ShortHostMemory memory(n);
+        try {
+          call();
+        } catch (
+            const std::exception&) {  // an Error, where it is another call's to say what failed
+        }
+        done = !memory.failed();
+      }
+      ASSERT_EQ(testing::Balance::now().descriptors, before) << what << ", allocation " << n;
+    }
+  }
+  EXPECT_FALSE(look_up_name(name));
 }
 
 }  // namespace
