@@ -107,7 +107,7 @@ bool LeaseTimelines::settle() noexcept {
     const int device = devices.back();
     try {
       device_.synchronize_device(device);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       // A device that is broken runs nothing any more; one that is full does.
       if (!device_.is_lost(device)) break;
     }

@@ -1,6 +1,7 @@
 #include "ipc/links.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,11 @@
 #include "ipc/life_line.h"
 
 namespace limbo {
+namespace {
+
+constexpr std::chrono::milliseconds kSettleAgain{100};
+
+}  // namespace
 
 Links::Links(Device& device, const Incarnation& own, ServiceThread& reaper, ServiceThread& unmapper)
     : device_(device), own_(own), reaper_(reaper), unmapper_(unmapper) {
@@ -18,8 +24,9 @@ Links::Links(Device& device, const Incarnation& own, ServiceThread& reaper, Serv
   unmapper_.post([this] {
     unmapper_.add_periodic([this](ServiceThread::Clock::time_point)
                                -> std::optional<ServiceThread::Clock::time_point> {
-      if (!has_left()) drop_unwatched();  // once the process is ending, nothing calls the device
-      return std::nullopt;
+      // Once the process is ending, nothing calls the device.
+      if (has_left() || drop_unwatched()) return std::nullopt;
+      return ServiceThread::Clock::now() + kSettleAgain;
     });
   });
 }
@@ -213,19 +220,30 @@ void Links::unwatch_forgotten() {
   unmapper_.ring();
 }
 
-void Links::drop_unwatched() noexcept {
+bool Links::drop_unwatched() noexcept {
   std::list<std::shared_ptr<ProducerLink>> unwatched;
   {
     const std::lock_guard lock(mutex_);
     unwatched.swap(unwatched_);
   }
   unwatched.clear();  // what nobody else has is dropped
-  Kept* dropped = nullptr;
-  {
+  bool all = true;
+  for (Kept* dropped = take_dropped(); dropped != nullptr;) {
+    Kept* const one = std::exchange(dropped, dropped->next);
+    if (one->link->settle()) {
+      delete one;
+      continue;
+    }
+    all = false;
     const std::lock_guard lock(mutex_);
-    dropped = std::exchange(dropped_, nullptr);
+    one->next = std::exchange(dropped_, one);
   }
-  while (dropped != nullptr) delete std::exchange(dropped, dropped->next);
+  return all;
+}
+
+Links::Kept* Links::take_dropped() noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(dropped_, nullptr);
 }
 
 // It ends on the unmapper: its tables are unregistered, which may wait, and this is any thread of the
@@ -252,7 +270,10 @@ Links::~Links() {
   }
   entries_.clear();
   forgotten_.clear();
-  drop_unwatched();
+  if (drop_unwatched()) return;
+  for (Kept* dropped = take_dropped(); dropped != nullptr;) {
+    delete std::exchange(dropped, dropped->next);
+  }
 }
 
 }  // namespace limbo

@@ -92,8 +92,10 @@ class Links {
   [[nodiscard]] bool has_left();
   // A link's last reference has gone, on whichever thread.
   void drop(Kept* last) noexcept;
-  // The unmapper's periodic.
-  void drop_unwatched() noexcept;
+  // The unmapper's periodic. False: some stay, since it cannot be told yet whether their numbers have
+  // landed.
+  [[nodiscard]] bool drop_unwatched() noexcept;
+  [[nodiscard]] Kept* take_dropped() noexcept;
   // The reaper's periodic: makes no device call.
   [[nodiscard]] std::optional<ServiceThread::Clock::time_point> run(
       ServiceThread::Clock::time_point now);

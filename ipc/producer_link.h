@@ -43,7 +43,8 @@ class ProducerLink {
   // Maps the tables, and calls no device. Throws kNoChannel; then the connection declines the message
   // that it was made for and gives its lease back.
   ProducerLink(Device& device, const ProducerAddress& address, Handshake&& hands);
-  // Unmaps the tables; everything has landed and nothing waits on them. On the unmapper: may wait.
+  // Unmaps the tables; everything has landed and nothing waits on them. On the unmapper, when it has
+  // settled: may wait.
   ~ProducerLink();
   ProducerLink(const ProducerLink&) = delete;
   ProducerLink& operator=(const ProducerLink&) = delete;
@@ -140,6 +141,8 @@ class ProducerLink {
   // Lets the timelines of dead forwarders go. May wait for kernels.
   void drop_finished() { foreign_.drop_finished(); }
   [[nodiscard]] bool has_finished() { return foreign_.has_finished(); }
+  // Nobody has it any more: the device forgets its own timelines, as Timelines::settle has it.
+  [[nodiscard]] bool settle() noexcept { return own_timelines_.settle(); }
 
  private:
   [[nodiscard]] std::optional<DeathSigns::Clock::time_point> watch(

@@ -99,6 +99,11 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   return *this;
 }
 
+void SharedMemory::leave_mapped() noexcept {
+  data_ = nullptr;
+  reset();
+}
+
 void SharedMemory::reset() noexcept {
   if (data_ != nullptr) ::munmap(data_, size_bytes_);
   if (fd_ >= 0) ::close(fd_);

@@ -40,6 +40,9 @@ class SharedMemory {
   [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] bool writable() const noexcept { return writable_; }
 
+  // Gives the memory up and leaves it mapped until the process ends: somebody may write there still.
+  void leave_mapped() noexcept;
+
   // The first `size_bytes` of it, for Device::register_host_memory.
   [[nodiscard]] HostMemory host_memory(std::size_t size_bytes) const noexcept {
     return {data_, size_bytes, fd_, writable_};

@@ -1,9 +1,8 @@
 #include "ipc/timelines.h"
 
-#include <chrono>
+#include <exception>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "allocator/error.h"
@@ -12,11 +11,6 @@
 #include "ipc/protocol/timeline.h"
 
 namespace limbo {
-namespace {
-
-constexpr std::chrono::milliseconds kLookAgainAtLanding{1};
-
-}  // namespace
 
 Timelines::Timelines(Device& device, std::uint32_t capacity)
     : device_(device),
@@ -29,31 +23,36 @@ Timelines::Timelines(Device& device, std::uint32_t capacity, SharedMemory memory
     : device_(device), capacity_(capacity), memory_(std::move(memory)) {}
 
 Timelines::~Timelines() {
-  if (!registered_) return;
-  settle();
-  try {
-    device_.unregister_host_memory(memory_.data());
-  } catch (const Error&) {
-    // The device is gone; so is the registration.
-  }
+  if (!settle()) memory_.leave_mapped();
 }
 
 // Nobody advances them any more. As a rule all have landed long ago, and nothing is asked of the
-// device; what a sender has enqueued whose link ended meanwhile may be under way.
-void Timelines::settle() noexcept {
+// device; what a sender has enqueued whose link ended meanwhile may be under way. A word is none to
+// wait for: others may set it back, and what a failed call has enqueued nobody knows.
+bool Timelines::settle() noexcept {
+  if (!registered_) return true;
   for (std::uint32_t index = 0; index < entries_.size(); ++index) {
-    const Entry& entry = entries_[index];
-    if (landed(entry, index)) continue;
-    const int device = entry.key.first;
-    try {
-      device_.synchronize_device(device);
-    } catch (const Error&) {
-      // A device that is broken runs nothing any more; one that is full cannot be waited for, and what
-      // is under way lands all the same.
-      while (entry.taken == entry.enqueued && !landed(entry, index) && !device_.is_lost(device)) {
-        std::this_thread::sleep_for(kLookAgainAtLanding);
-      }
-    }
+    Entry& entry = entries_[index];
+    entry.settled = entry.settled || landed(entry, index) || is_idle(entry.key.first);
+    if (!entry.settled) return false;
+  }
+  registered_ = false;
+  try {
+    device_.unregister_host_memory(memory_.data());
+  } catch (const std::exception&) {
+    // The device is gone; so is the registration.
+  }
+  return true;
+}
+
+// Waits for that. A device that is broken runs nothing any more; one that is full does, and cannot be
+// waited for.
+bool Timelines::is_idle(int device) noexcept {
+  try {
+    device_.synchronize_device(device);
+    return true;
+  } catch (const std::exception&) {
+    return device_.is_lost(device);
   }
 }
 

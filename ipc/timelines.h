@@ -25,8 +25,7 @@ class Timelines {
   Timelines(Device& device, std::uint32_t capacity);
   // Over memory that another process has made for this one: a lease's. Nobody else advances it.
   Timelines(Device& device, std::uint32_t capacity, SharedMemory memory);
-  // The device forgets the memory when every number has landed: where one has not, it waits for that
-  // device. (A driver may do so by itself; nothing depends on that.)
+  // Settles, or leaves the memory to the device until the process ends.
   ~Timelines();
 
   // Behind everything that `stream` has queued: sets its timeline to a number of its own, and says
@@ -47,6 +46,12 @@ class Timelines {
   // Whether that number came, may still come, or was let pass without it.
   [[nodiscard]] protocol::Arrival arrival(const TimelinePoint& point) const noexcept;
 
+  // At the end, when nobody calls anything else any more: the device forgets the memory when every
+  // number has landed. Where one has not, it waits for that device. (A driver may do so by itself;
+  // nothing depends on that.) False: a device could not be waited for just now, and nothing has
+  // changed; ask again.
+  [[nodiscard]] bool settle() noexcept;
+
   [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
   [[nodiscard]] SharedWord& value(std::uint32_t index) const noexcept;
 
@@ -62,10 +67,11 @@ class Timelines {
     std::uint64_t taken = 0;      // the last number taken
     std::uint64_t enqueued = 0;   // the last one whose write was enqueued
     std::uint64_t last_used = 0;  // guarded by table_mutex_
+    bool settled = false;         // nothing is on its way any more, whatever the word says
   };
 
   void register_once(int device);
-  void settle() noexcept;
+  [[nodiscard]] bool is_idle(int device) noexcept;
   [[nodiscard]] std::uint32_t entry_of(const StreamKey& key);
   [[nodiscard]] bool landed(const Entry& entry, std::uint32_t index) const noexcept;
   [[nodiscard]] std::uint32_t take_over_landed(const StreamKey& key);

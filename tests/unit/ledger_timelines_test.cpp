@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <memory>
@@ -217,21 +218,50 @@ TEST_F(LedgerTimelines, TheDeviceForgetsThemWhenEveryNumberHasLanded) {
 }
 
 // A device that is full lets nobody wait for it.
-TEST_F(LedgerTimelines, WhereTheDeviceCannotBeWaitedForTheNumbersAre) {
-  auto timelines = std::make_unique<Timelines>(sim(), 4);
+TEST_F(LedgerTimelines, WhereTheDeviceCannotBeWaitedForTheyAreLookedAtAgain) {
+  Timelines timelines(sim(), 4);
   const StreamRef a = stream();
   const SimHold hold = sim().hold_stream(a);
-  (void)timelines->advance(a);
+  (void)timelines.advance(a);
   sim().reset_calls();
   sim().faults().add("synchronize:1=fail");
-  std::thread ends([&] { timelines.reset(); });
-  EXPECT_TRUE(testing::eventually([] { return sim().calls(CallKind::kSynchronize) == 1; },
-                                  std::chrono::seconds(5)));
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it would unregister them at once
+  EXPECT_FALSE(timelines.settle());
   EXPECT_EQ(sim().calls(CallKind::kUnregister), 0U);
   sim().release_hold(hold);
-  ends.join();
+  EXPECT_TRUE(timelines.settle());
   EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
+}
+
+// Whoever may wait for a number may set it back.
+TEST_F(LedgerTimelines, ANumberThatWasSetBackIsNotWaitedFor) {
+  Timelines timelines(sim(), 4);
+  const StreamRef a = stream();
+  const TimelinePoint landed = timelines.advance(a);
+  sim().synchronize_stream(a);
+  timelines.value(landed.index).store(0);
+  sim().reset_calls();
+  sim().faults().add("synchronize:1=fail");
+  EXPECT_FALSE(timelines.settle());
+  EXPECT_TRUE(timelines.settle());
+  EXPECT_EQ(sim().calls(CallKind::kSynchronize), 2U);
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
+}
+
+// The write of a call that failed may come or not.
+TEST_F(LedgerTimelines, WhatCannotBeSettledIsLeftToTheDevice) {
+  auto timelines = std::make_unique<Timelines>(sim(), 4);
+  sim().faults().add("write_words:1=fail");
+  EXPECT_DEVICE_ERROR((void)timelines->advance(stream()), "");
+  void* const memory = &timelines->value(0);  // at its beginning
+  sim().reset_calls();
+  sim().faults().add("synchronize:*=fail");
+  timelines.reset();
+  sim().faults().clear();
+  EXPECT_EQ(sim().calls(CallKind::kSynchronize), 1U);
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 0U);
+  if (HasFailure()) return;
+  sim().unregister_host_memory(memory);
+  EXPECT_EQ(::munmap(memory, timelines_bytes({.timelines = 4})), 0);
 }
 
 TEST_F(LedgerTimelines, NobodyWaitsForTheDeviceWhereTheyHaveLanded) {

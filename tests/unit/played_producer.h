@@ -51,6 +51,16 @@ struct PlayedProducer {
     return send_packet(socket, encode(message), descriptors);
   }
 
+  // The first of the consumer's own timelines, as this process may write it.
+  [[nodiscard]] SharedWord& own_timeline() {
+    if (!own_timelines_seen) {
+      own_timelines_seen =
+          SharedMemory::map_received("limbo-test", ::fcntl(own_timelines.get(), F_DUPFD_CLOEXEC, 0),
+                                     timelines_bytes(kPlayedTables), ReceiverMay::kWrite);
+    }
+    return static_cast<Timeline*>(own_timelines_seen->data())->value;
+  }
+
   static constexpr const char* kName = "played.sock";
   std::unique_ptr<SimDevice> sim = make_sim();
   RobustDevice device{*sim};
@@ -61,6 +71,7 @@ struct PlayedProducer {
   OwnedFd timelines = sealed_memfd(timelines_bytes(kPlayedTables));
   OwnedFd row = sealed_memfd(row_layout(kPlayedTables).total);
   OwnedFd own_timelines = sealed_memfd(timelines_bytes(kPlayedTables));
+  std::optional<SharedMemory> own_timelines_seen;
   OwnedFd listener;
   OwnedFd consumer;                // its connection
   std::optional<Links> all_links;  // end behind their threads

@@ -186,5 +186,32 @@ TEST_F(ProducerLinkTest, WhoeverHasAForgottenLinkLastDoesNotUnmapIt) {
   user.join();
 }
 
+// Its timelines are writable there, and in the processes that it lends them to. What a link's end cannot
+// see to now it sees to later, and holds up nobody meanwhile.
+TEST_F(ProducerLinkTest, APeerThatSetsANumberBackDoesNotHoldUpTheUnmapper) {
+  SimDevice& sim = *world_->sim;
+  const StreamRef stream{0, sim.create_stream(0)};
+  auto link = connect();
+  SharedWord& word = world_->own_timeline();
+  (void)link->advance({&stream, 1});
+  sim.synchronize_stream(stream);
+  EXPECT_EQ(word.exchange(0), 1U);
+  sim.faults().add("synchronize:*=fail");  // as on a full device
+  sim.reset_calls();
+
+  world_->links.forget(std::move(link));
+  EXPECT_TRUE(eventually([&] { return sim.calls(CallKind::kSynchronize) > 0; }));
+  const auto passed = std::make_shared<std::atomic<bool>>(false);
+  world_->unmapper.post([passed] { passed->store(true); });
+  EXPECT_TRUE(eventually([&] { return passed->load(); }, std::chrono::seconds(3)));
+  EXPECT_EQ(sim.calls(CallKind::kUnregister), 0U);
+  // and it is looked at again
+  EXPECT_TRUE(eventually([&] { return sim.calls(CallKind::kSynchronize) > 2; }));
+  sim.faults().clear();
+  EXPECT_TRUE(eventually([&] { return sim.calls(CallKind::kUnregister) == 1; }));
+  word.store(1);  // or a unmapper that waits for it would wait for ever
+  sim.destroy_stream(stream);
+}
+
 }  // namespace
 }  // namespace limbo
