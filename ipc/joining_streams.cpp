@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "allocator/error.h"
+#include "ipc/made_stream.h"
 
 namespace limbo {
 
@@ -72,9 +73,10 @@ std::size_t JoiningStreams::take(int device_index, Waits&& waits) {
                     "Send from the stream that received the memory, or when that work has ended.");
       }
     }
-    const StreamRef made{device_index, device_.create_stream(device_index)};
+    MadeStream made(device_, device_index);
     const std::lock_guard lock(mutex_);
-    lanes_[device_index].push_back({.stream = made});
+    lanes_[device_index].push_back({.stream = made.get()});
+    made.keep();
   }
 }
 

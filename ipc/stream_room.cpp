@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "allocator/error.h"
+#include "ipc/made_stream.h"
 
 namespace limbo {
 
@@ -45,15 +46,17 @@ std::optional<StreamRoom::Taken> StreamRoom::take(std::span<const StreamUse> str
       if (by_lane) taken.lane = lane_with_room(lane_device, on_lane);
       if (!by_lane || taken.lane) {
         if (by_lane) taken.entries.push_back({key_of(*taken.lane), on_lane});
+        for (const auto& [key, count] : taken.entries) unlanded_.try_emplace(key);
         for (const auto& [key, count] : taken.entries) unlanded_[key] += count;
         return taken;
       }
       if (lanes_[lane_device].size() >= kMaxLanes) return std::nullopt;
     }
-    const StreamRef made{lane_device, device_.create_stream(lane_device)};
-    const StreamUse lane{made, device_.stream_id(made)};
+    MadeStream made(device_, lane_device);
+    const StreamUse lane{made.get(), device_.stream_id(made.get())};
     const std::lock_guard lock(mutex_);
     lanes_[lane_device].push_back(lane);
+    made.keep();
   }
 }
 
