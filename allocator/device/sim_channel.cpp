@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace limbo::sim {
 
@@ -68,16 +70,20 @@ bool receive_message(int socket, void* data, std::size_t size_bytes,
     got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got < 0) return false;
+  // All have an owner before memory for any is asked for.
+  std::array<Descriptor, kMaxDescriptors> received;
+  std::size_t received_count = 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < count && received_count < kMaxDescriptors; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-      descriptors.emplace_back(fd);
+      received[received_count++] = Descriptor(fd);
     }
   }
+  for (std::size_t i = 0; i < received_count; ++i) descriptors.push_back(std::move(received[i]));
   return static_cast<std::size_t>(got) == size_bytes;
 }
 

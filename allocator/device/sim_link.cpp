@@ -110,8 +110,9 @@ void Link::greet() {
   if (reply.error[0] != '\0' || descriptors.size() != 1) {
     throw Error(ErrorCode::kDeviceError, reply.error);
   }
-  machine_ =
-      std::make_unique<Machine>(numbered_high(std::move(descriptors[0])).take(), reply.ticket);
+  Descriptor file = numbered_high(std::move(descriptors[0]));
+  machine_ = std::make_unique<Machine>(file.get(), reply.ticket);
+  (void)file.take();  // the machine's
   companion_pid_ = reply.companion_pid;
 }
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <random>
 
+#include "allocator/device/sim_channel.h"
 #include "allocator/device/sim_machine.h"
 #include "allocator/device/sim_machine_lock.h"
 #include "allocator/error.h"
@@ -52,16 +53,16 @@ void give_byte(int fd, off_t byte) {
 // The file at `path` with the door held: one that is still in its place.
 int open_at_the_door(const std::string& path) {
   while (true) {
-    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) fail_to_join("Opening", path);
-    take_byte(fd, 0, path);
+    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (file.get() < 0) fail_to_join("Opening", path);
+    take_byte(file.get(), 0, path);
     struct stat here {};
     struct stat named {};
-    if (::fstat(fd, &here) == 0 && ::stat(path.c_str(), &named) == 0 &&
+    if (::fstat(file.get(), &here) == 0 && ::stat(path.c_str(), &named) == 0 &&
         here.st_ino == named.st_ino && here.st_dev == named.st_dev) {
-      return fd;
+      return file.take();
     }
-    ::close(fd);  // the last one left between our open and our lock
+    // The last one left between our open and our lock.
   }
 }
 

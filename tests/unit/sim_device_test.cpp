@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/support/eventually.h"
+#include "tests/unit/short_host_memory.h"
 #include "tests/unit/sim_support.h"
 
 namespace limbo::testing {
@@ -17,6 +18,24 @@ class SimDeviceTest : public ::testing::Test {
 
   StreamRef stream() { return {0, sim_->create_stream(0)}; }
 };
+
+TEST(SimDeviceStart, HostMemoryThatRunsOutLeavesNoDescriptorOpen) {
+  bool done = false;
+  for (long n = 1; !done; ++n) {
+    ASSERT_LT(n, 1000);
+    const auto before = Balance::now().descriptors;
+    {
+      const ShortHostMemory memory(n);
+      try {
+        (void)make_simulated_device()->memory_info(0);
+      } catch (
+          const std::exception&) {  // an Error, where it is the companion that has not answered
+      }
+      done = !memory.failed();
+    }
+    ASSERT_EQ(Balance::now().descriptors, before) << "allocation " << n;
+  }
+}
 
 TEST_F(SimDeviceTest, GivesAlignedMemoryUntilTheDeviceIsFull) {
   const MemoryInfo before = sim_->memory_info(0);
