@@ -1,7 +1,6 @@
 #include "hooks/adapter.h"
 
 #include <c10/core/impl/GPUTrace.h>
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -228,13 +227,14 @@ void Adapter::recordStream(const c10::DataPtr& data, c10::Stream stream) {
 
 // ---- the rest of memory -------------------------------------------------------------------------
 
-void Adapter::init(int device_count) {
-  initialized_.store(true);
+void Adapter::init(int /*device_count*/) {
+  take_over_initialization();
   complete_installation();
-  using c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
-  const double fraction = CUDAAllocatorConfig::per_process_memory_fraction();
-  if (fraction >= 1.0) return;
-  for (int device = 0; device < device_count; ++device) set_fraction(fraction, device);
+}
+
+void Adapter::take_over_initialization() {
+  initialized_.store(true);
+  settle_fraction();
 }
 
 bool Adapter::initialized() {

@@ -43,6 +43,14 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   // While true, initialized() says no: torch changes only an allocator that is not.
   void hide_initialization(bool hide) noexcept { hidden_.store(hide); }
 
+  // What init does to this object, without torch: nothing is started, and nobody is asked how many
+  // devices there are, so that it may come long before torch starts CUDA, or behind that.
+  void take_over_initialization();
+
+  // Sets the settings' memory fraction, if one was settled by then, on `starting`: this process's
+  // allocator, while it is made.
+  void limit_at_start(limbo::Allocator& starting);
+
   // Notes the initialised allocator that this one has taken the place of: private pools that were
   // made before are its own, and are counted and released there.
   void note_replaced(CUDAAllocator* replaced) noexcept { replaced_.store(replaced); }
@@ -134,7 +142,11 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   [[nodiscard]] bool is_foreign(void* data);
   // To be called after whatever may change it.
   void update_plain_allocator();
+  // The settings' fraction is as it is now, as in torch's own when it is initialised: it is set at
+  // once where the allocator has started, else when it does.
+  void settle_fraction();
   void set_fraction(double fraction, int device);
+  void limit(limbo::Allocator& allocator, double fraction, int device);
   // Uses of the pool that is Limbo's; 0 where there is none.
   [[nodiscard]] static int own_pool_uses(c10::DeviceIndex device, c10::MempoolId_t pool);
   // The replaced allocator if it has this pool and Limbo has not, else null.
@@ -149,8 +161,10 @@ class Adapter final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   std::mutex plain_mutex_;  // one change of the plain allocator at a time; a leaf
   StockMappings mappings_;
 
-  std::mutex fractions_mutex_;     // guards fractions_; a leaf
+  std::mutex fractions_mutex_;     // guards the next three; a leaf
   std::vector<double> fractions_;  // by device; missing: 1
+  double settled_fraction_ = 1;    // the settings' own
+  bool started_ = false;           // the allocator has it, or is just getting it
 };
 
 // This process's one.

@@ -1,5 +1,6 @@
 // Statistics, limits.
 #include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@ namespace {
 
 namespace torch_cuda = c10::cuda::CUDACachingAllocator;
 using c10::CachingAllocator::AcceleratorAllocatorConfig;
+using c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
 
 void check_device(int device) {
   const int count = for_torch([] { return allocator_in_use().device().device_count(); });
@@ -102,15 +104,40 @@ void Adapter::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   set_fraction(fraction, device);
 }
 
+void Adapter::settle_fraction() {
+  const double fraction = CUDAAllocatorConfig::per_process_memory_fraction();
+  {
+    const std::lock_guard lock(fractions_mutex_);
+    settled_fraction_ = fraction;
+    if (!started_) return;  // limit_at_start will
+  }
+  if (fraction >= 1.0 || in_forked_child()) return;
+  const int count = for_torch([] { return allocator_in_use().device().device_count(); });
+  for (int device = 0; device < count; ++device) set_fraction(fraction, device);
+}
+
+void Adapter::limit_at_start(limbo::Allocator& starting) {
+  double fraction = 1;
+  {
+    const std::lock_guard lock(fractions_mutex_);
+    fraction = settled_fraction_;
+    started_ = true;
+  }
+  if (fraction >= 1.0) return;
+  const int count = starting.device().device_count();
+  for (int device = 0; device < count; ++device) limit(starting, fraction, device);
+}
+
 void Adapter::set_fraction(double fraction, int device) {
-  for_torch([&] {
-    auto& allocator = allocator_in_use();
-    // Not by memory_info, which would use a device that nobody uses yet.
-    const auto total = static_cast<double>(allocator.device().total_memory_bytes(device));
-    // To the allocator 0 means "no limit", to torch it means "nothing".
-    const auto limit_bytes = std::max<std::size_t>(1, static_cast<std::size_t>(fraction * total));
-    allocator.set_limit_bytes(device, limit_bytes);
-  });
+  for_torch([&] { limit(allocator_in_use(), fraction, device); });
+}
+
+void Adapter::limit(limbo::Allocator& allocator, double fraction, int device) {
+  // Not by memory_info, which would use a device that nobody uses yet.
+  const auto total = static_cast<double>(allocator.device().total_memory_bytes(device));
+  // To the allocator 0 means "no limit", to torch it means "nothing".
+  const auto limit_bytes = std::max<std::size_t>(1, static_cast<std::size_t>(fraction * total));
+  allocator.set_limit_bytes(device, limit_bytes);
   const std::lock_guard lock(fractions_mutex_);
   const auto index = static_cast<std::size_t>(device);
   if (fractions_.size() <= index) fractions_.resize(index + 1, 1.0);

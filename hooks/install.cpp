@@ -1,7 +1,6 @@
 #include "hooks/install.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <pthread.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
@@ -139,10 +138,6 @@ bool take_place_of_wrapper(torch_cuda::CUDAAllocator& wrapper) {
   return wrapper.initialized();
 }
 
-void take_over_initialization(bool initialized) {
-  if (initialized) adapter().init(c10::cuda::device_count());
-}
-
 }  // namespace
 
 bool installed() noexcept {
@@ -185,7 +180,7 @@ void install() {
       }
     }
   }
-  take_over_initialization(was_initialized);
+  if (was_initialized) adapter().take_over_initialization();
   complete_installation();
 }
 
@@ -202,7 +197,7 @@ void replace_pluggable_wrapper() {
     if (wrapper == nullptr) return;
     was_initialized = take_place_of_wrapper(*wrapper);
   }
-  take_over_initialization(was_initialized);
+  if (was_initialized) adapter().take_over_initialization();
   complete_installation();
 }
 

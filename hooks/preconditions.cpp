@@ -97,8 +97,11 @@ void require_device_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& curre
 
 void require_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& current) {
   if (!current.initialized()) return;
+  // The first before the devices are counted, which starts CUDA: plug-ins that Python makes say that
+  // they are initialised from the start, and refuse this. Of those that answer CUDA is started.
+  require_device_unused(current, 0);
   const int count = c10::cuda::device_count();
-  for (int device = 0; device < count; ++device) require_device_unused(current, device);
+  for (int device = 1; device < count; ++device) require_device_unused(current, device);
 }
 
 }  // namespace limbo

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "hooks/adapter.h"
 #include "hooks/callbacks.h"
 #include "hooks/history.h"
 #include "hooks/settings.h"
@@ -18,6 +19,7 @@ Allocator& made_allocator() {
   static Allocator& made = []() -> Allocator& {
     Allocator& allocator = process_allocator();
     follow_settings(allocator);
+    adapter().limit_at_start(allocator);
     start_history(allocator);
     allocator.add_free_memory_callback(run_free_memory_callbacks);
     used.store(true, std::memory_order_relaxed);

@@ -1,15 +1,11 @@
 #include "hooks/install.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/util/Logging.h>
-#include <sys/wait.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
-#include <unistd.h>
 
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <future>
 #include <memory>
 
@@ -27,17 +23,6 @@ namespace torch_cuda = c10::cuda::CUDACachingAllocator;
 namespace pluggable = torch::cuda::CUDAPluggableAllocator;
 
 class Install : public TorchTest {};
-
-// What torch.cuda.memory.CUDAPluggableAllocator makes of the two functions.
-std::shared_ptr<pluggable::CUDAPluggableAllocator> stock_wrapper() {
-  return std::make_shared<pluggable::CUDAPluggableAllocator>(
-      [](std::size_t size_bytes, int device, cudaStream_t stream) {
-        return limbo_malloc(static_cast<intptr_t>(size_bytes), device, stream);
-      },
-      [](void* data, std::size_t size_bytes, int device, cudaStream_t stream) {
-        limbo_free(data, static_cast<intptr_t>(size_bytes), device, stream);
-      });
-}
 
 TEST_F(Install, PutsTheAdapterIntoBothOfTorchsPlaces) {
   EXPECT_FALSE(installed());
@@ -166,17 +151,6 @@ TEST_F(Install, OthersWaitUntilTheObjectIsMade) {
   EXPECT_EQ(other.get(), 0);
 }
 
-// What `in_child` says, in a fork child. It is ended where it hangs.
-bool holds_in_fork_child(const std::function<bool()>& in_child) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(20);
-    ::_exit(in_child() ? 0 : 1);
-  }
-  int status = -1;
-  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 // The child has no thread that would end it.
 TEST_F(Install, AForkWhileAnotherThreadMakesTheObjectLeavesTheChildFree) {
   const auto* before = torch_cuda::get();
@@ -215,7 +189,7 @@ class WithOnePool final : public pluggable::CUDAPluggableAllocator {
       : CUDAPluggableAllocator([](std::size_t, int, cudaStream_t) -> void* { return nullptr; },
                                [](void*, std::size_t, int, cudaStream_t) {}) {}
   bool initialized() override { return true; }
-  // Nothing is reserved: where there is a GPU, installing asks.
+  // Nothing is reserved: installing asks.
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
     return {};
   }
@@ -259,111 +233,6 @@ TEST_F(Install, MadeAgainWhereItIsInstalledAndInitialised) {
   ASSERT_EQ(limbo_torch_restore_allocator(), 0);
   EXPECT_TRUE(installed());
   EXPECT_TRUE(adapter().initialized());
-}
-
-TEST_F(Install, TheStockWrapperGivesWayAtItsFirstAllocation) {
-  const auto wrapper = stock_wrapper();
-  pluggable::changeCurrentAllocator(wrapper);
-  EXPECT_EQ(torch_cuda::name(), "pluggable");
-  wrapper->init(1);
-
-  void* first = wrapper->malloc(1000, 0, nullptr);
-  ASSERT_NE(first, nullptr);
-  EXPECT_TRUE(installed());
-  EXPECT_TRUE(adapter().initialized());
-  EXPECT_EQ(torch_cuda::name(), "limbo");
-  // torch keeps the wrapper: what it has handed out is freed through it.
-  EXPECT_EQ(pluggable::getCurrentAllocator(), wrapper);
-
-  void* second = torch_cuda::raw_alloc(1000);
-  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 2);
-  wrapper->raw_delete(first);
-  torch_cuda::raw_delete(second);
-  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
-
-  // The wrapper still works, by whoever holds it, and its memory may be freed by the new one.
-  void* third = wrapper->malloc(1000, 0, nullptr);
-  torch_cuda::raw_delete(third);
-  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
-}
-
-// What torch makes of the addresses that ctypes gives for the functions' names.
-using MallocFunction = void*(std::size_t, int, cudaStream_t);
-using FreeFunction = void(void*, std::size_t, int, cudaStream_t);
-std::shared_ptr<pluggable::CUDAPluggableAllocator> wrapper_around(MallocFunction* allocate) {
-  return std::make_shared<pluggable::CUDAPluggableAllocator>(
-      allocate, reinterpret_cast<FreeFunction*>(&limbo_free));
-}
-
-// So that a process may receive before it allocates anything.
-TEST_F(Install, TheStockWrapperGivesWayWhenTorchInitialisesCuda) {
-  const auto wrapper = wrapper_around(reinterpret_cast<MallocFunction*>(&limbo_malloc));
-  pluggable::changeCurrentAllocator(wrapper);
-  c10::LogAPIUsage("aten.something.else");
-  EXPECT_EQ(torch_cuda::get(), wrapper.get());
-  c10::LogAPIUsage("aten.init.cuda");  // as at::CUDAHooks does, right before the next line
-  EXPECT_TRUE(installed());
-  torch_cuda::init(1);
-  EXPECT_TRUE(adapter().initialized());
-  EXPECT_FALSE(wrapper->initialized());
-  void* data = torch_cuda::raw_alloc(1000);
-  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 1);
-  torch_cuda::raw_delete(data);
-}
-
-// As Python makes it. It cannot say whether its memory is used, and where there is a GPU another one
-// that cannot is refused.
-TEST_F(Install, TheInitialisedStockWrapperGivesWayToInstalling) {
-  const auto wrapper = wrapper_around(reinterpret_cast<MallocFunction*>(&limbo_malloc));
-  wrapper->init(1);
-  pluggable::changeCurrentAllocator(wrapper);
-  install();
-  EXPECT_TRUE(installed());
-  EXPECT_TRUE(adapter().initialized());
-  // torch keeps the wrapper: what it may hand out is freed through it.
-  EXPECT_EQ(pluggable::getCurrentAllocator(), wrapper);
-  void* data = wrapper->malloc(1000, 0, nullptr);
-  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 1);
-  c10::DataPtr(data, data, wrapper->raw_deleter(), c10::Device(c10::kCUDA, 0)).clear();
-  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
-}
-
-TEST_F(Install, WrappersOfOtherFunctionsStay) {
-  const auto other =
-      wrapper_around(+[](std::size_t, int, cudaStream_t) -> void* { return nullptr; });
-  for (const auto& wrapper : {other, stock_wrapper()}) {
-    pluggable::changeCurrentAllocator(wrapper);
-    c10::LogAPIUsage("aten.init.cuda");
-    EXPECT_EQ(torch_cuda::get(), wrapper.get());
-  }
-  EXPECT_FALSE(installed());
-}
-
-TEST_F(Install, AsBackingOfAPoolTheFunctionsLeaveTorchAlone) {
-  const auto* before = torch_cuda::get();
-  void* data = limbo_malloc(1 << 20, 0, nullptr);
-  EXPECT_NE(data, nullptr);
-  EXPECT_EQ(torch_cuda::get(), before);
-  limbo_free(data, 1 << 20, 0, nullptr);
-  EXPECT_EQ(limbo_malloc(0, 0, nullptr), nullptr);
-  limbo_free(nullptr, 0, 0, nullptr);
-  expect_starts_with(torch_error_of([] { (void)limbo_malloc(-1, 0, nullptr); }),
-                     "limbo[bad_argument]: ");
-}
-
-TEST_F(Install, AnotherAllocatorThatIsInitialisedIsNamed) {
-  const auto wrapper = stock_wrapper();
-  pluggable::changeCurrentAllocator(wrapper);
-  wrapper->init(1);
-  // Without a GPU torch counts no devices, so the wrapper is never asked for numbers here; a check
-  // on one device is enough to see what an allocator that cannot tell is answered with.
-  try {
-    require_device_unused(*wrapper, 0);
-    FAIL() << "a wrapper that cannot tell was believed";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kAlreadyInUse);
-    EXPECT_NE(std::string(error.what()).find("\"pluggable\""), std::string::npos) << error.what();
-  }
 }
 
 TEST_F(Install, MemoryInUseIsCounted) {

@@ -2,6 +2,11 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
 
 namespace limbo::testing {
 namespace {
@@ -13,6 +18,22 @@ auto find_operator(const char* name) {
 }
 
 }  // namespace
+
+bool holds_in_fork_child(const std::function<bool()>& in_child) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    bool holds = false;
+    try {
+      holds = in_child();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "in the fork child: %s\n", error.what());
+    }
+    ::_exit(holds ? 0 : 1);
+  }
+  int status = -1;
+  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 at::Tensor sim_empty(at::IntArrayRef sizes, c10::ScalarType dtype) {
   static const auto call =

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -48,6 +49,9 @@ std::string torch_error_of(Call&& call) {
 inline void expect_starts_with(const std::string& text, const std::string& start) {
   EXPECT_EQ(text.substr(0, start.size()), start) << text;
 }
+
+// What `in_child` says, in a fork child. It is ended where it hangs; false where it throws.
+[[nodiscard]] bool holds_in_fork_child(const std::function<bool()>& in_child);
 
 // A tensor of device type cuda over the simulated GPU's memory.
 [[nodiscard]] at::Tensor sim_empty(at::IntArrayRef sizes,
