@@ -72,6 +72,7 @@ LIMBO_C_API int limbo_torch_restore_allocator(void);
 // The two functions of stock loading, for torch.cuda.memory.CUDAPluggableAllocator(path,
 // "limbo_malloc", "limbo_free"). When torch initialises CUDA (where the program has a logger of API
 // usage of its own: at the first allocation) Limbo puts its complete allocator in the wrapper's place.
+// A plug-in whose functions call them stays torch's allocator, and gets its memory from Limbo.
 // `stream` is a cudaStream_t. They are called by C++ and throw as torch expects.
 LIMBO_C_API void* limbo_malloc(intptr_t size_bytes, int device, void* stream);
 LIMBO_C_API void limbo_free(void* data, intptr_t size_bytes, int device, void* stream);

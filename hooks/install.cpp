@@ -22,7 +22,6 @@ namespace limbo {
 namespace {
 
 namespace torch_cuda = c10::cuda::CUDACachingAllocator;
-using Pluggable = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
 
 // torch's own allocator registers itself with 1; equal or higher replaces.
 constexpr std::uint8_t kAllocatorPriority = 2;
@@ -185,17 +184,22 @@ void install() {
 }
 
 void replace_pluggable_wrapper() {
+  // Where Limbo only backs a plug-in, or a pool, it comes here at every allocation: what takes
+  // microseconds is looked at at the first, and where the step is to be made.
+  static std::atomic<bool> allowed{false};
+  if (allowed.load(std::memory_order_relaxed) && !is_wrapper_of_limbo(current())) return;
   require_usable();
   require_settings_allow();
+  allowed.store(true, std::memory_order_relaxed);
   bool was_initialized = false;
   {
     // An allocation is on its way, perhaps with the GIL or a foreign lock held: where somebody
     // changes torch's pointer just now, a later one does this.
     const std::unique_lock lock(locks().change, std::try_to_lock);
     if (!lock.owns_lock() || maker.load() != std::thread::id{}) return;
-    auto* wrapper = dynamic_cast<Pluggable*>(current());
-    if (wrapper == nullptr) return;
-    was_initialized = take_place_of_wrapper(*wrapper);
+    torch_cuda::CUDAAllocator* before = current();
+    if (!is_wrapper_of_limbo(before)) return;
+    was_initialized = take_place_of_wrapper(*before);
   }
   if (was_initialized) adapter().take_over_initialization();
   complete_installation();

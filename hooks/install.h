@@ -17,8 +17,8 @@ void install();
 // Whether torch's CUDA memory comes from Limbo.
 [[nodiscard]] bool installed() noexcept;
 
-// Puts the adapter in the place of torch's wrapper around limbo_malloc and limbo_free, if such a
-// wrapper is torch's allocator now. Never waits: does nothing while another thread is changing
+// Puts the adapter in the place of torch's wrapper around limbo_malloc and limbo_free themselves, if
+// such a wrapper is torch's allocator now. Never waits: does nothing while another thread is changing
 // torch's allocator. Errors as install.
 void replace_pluggable_wrapper();
 

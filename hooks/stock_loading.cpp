@@ -36,15 +36,6 @@ class PluggableFunctions : public Pluggable {
   }
 };
 
-bool is_wrapper_of_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator) {
-  const auto* wrapper = dynamic_cast<const Pluggable*>(allocator);
-  if (wrapper == nullptr) return false;
-  const auto* function =
-      PluggableFunctions::malloc_of(*wrapper).target<void* (*)(std::size_t, int, cudaStream_t)>();
-  return function != nullptr &&
-         reinterpret_cast<void*>(*function) == reinterpret_cast<void*>(&limbo_malloc);
-}
-
 void on_api_usage(const std::string& event) noexcept {
   if (event != "aten.init.cuda") return;
   try {
@@ -56,6 +47,18 @@ void on_api_usage(const std::string& event) noexcept {
 }
 
 }  // namespace
+
+bool is_wrapper_of_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator) {
+  const auto* wrapper = dynamic_cast<const Pluggable*>(allocator);
+  if (wrapper == nullptr) return false;
+  const auto& function = PluggableFunctions::malloc_of(*wrapper);
+  // torch makes one type of every address that Python gives it; a C++ program has the function's own.
+  if (const auto* by_address = function.target<void* (*)(std::size_t, int, cudaStream_t)>()) {
+    return reinterpret_cast<void*>(*by_address) == reinterpret_cast<void*>(&limbo_malloc);
+  }
+  const auto* as_declared = function.target<decltype(&limbo_malloc)>();
+  return as_declared != nullptr && *as_declared == &limbo_malloc;
+}
 
 bool is_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) {
   return &allocator == &adapter() || is_wrapper_of_limbo(&allocator);
@@ -74,7 +77,7 @@ extern "C" {
 
 void* limbo_malloc(intptr_t size_bytes, int device, void* stream) {
   return limbo::for_torch([&]() -> void* {
-    // Does nothing when torch's allocator is another one: then Limbo backs one of its pools.
+    // Does nothing when torch's allocator is another one: then Limbo backs that, or a pool of it.
     if (!limbo::installed()) limbo::replace_pluggable_wrapper();
     if (size_bytes < 0) {
       throw limbo::Error(limbo::ErrorCode::kBadArgument,

@@ -6,8 +6,13 @@
 
 namespace limbo {
 
-// Whether what it hands out is Limbo's: it is the adapter, or torch's wrapper around limbo_malloc
-// (made from the function's address, as stock loading makes it).
+// Whether it is torch's wrapper around limbo_malloc itself, by the function's address. A plug-in whose
+// own function calls limbo_malloc is another one: it may count, or have memory that Limbo knows
+// nothing of.
+[[nodiscard]] bool is_wrapper_of_limbo(
+    const c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator);
+
+// Whether what it hands out is Limbo's: it is the adapter, or such a wrapper.
 [[nodiscard]] bool is_limbo(const c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator);
 
 // From now on the step is made when torch initialises CUDA. Takes the place of c10's logger of API

@@ -13,6 +13,7 @@
 #include "hooks/capi.h"
 #include "hooks/install.h"
 #include "hooks/preconditions.h"
+#include "tests/support/child_process.h"
 #include "tests/unit_torch/torch_support.h"
 
 namespace limbo::testing {
@@ -132,6 +133,44 @@ TEST_F(StockLoading, WrappersOfOtherFunctionsStay) {
     EXPECT_EQ(torch_cuda::get(), wrapper.get());
   }
   EXPECT_FALSE(installed());
+}
+
+// It may count, or have memory of its own, which is freed through it.
+TEST_F(StockLoading, APlugInThatAllocatesByLimboStays) {
+  const auto plug_in = plug_in_over_limbo();
+  pluggable::changeCurrentAllocator(plug_in);
+  plug_in->init(1);
+  void* large = plug_in->malloc(kLimboFromBytes, 0, nullptr);
+  EXPECT_EQ(torch_cuda::get(), plug_in.get());
+  void* small = plug_in->malloc(kLimboFromBytes - 1, 0, nullptr);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 1);
+  EXPECT_TRUE(holds_in_fork_child([&] {
+    torch_cuda::raw_delete(large);  // the parent's: nothing to do, without a word
+    expect_starts_with(torch_error_of([&] { (void)plug_in->malloc(kLimboFromBytes, 0, nullptr); }),
+                       "limbo[forked_child]: ");
+    return !HasFailure();
+  }));
+  torch_cuda::raw_delete(small);
+  torch_cuda::raw_delete(large);
+  EXPECT_EQ(allocator_in_use().stats(0).allocation[0].current, 0);
+  EXPECT_FALSE(installed());
+  EXPECT_EQ(limbo_torch_install(), static_cast<int>(ErrorCode::kAlreadyInUse));
+  EXPECT_EQ(torch_cuda::get(), plug_in.get());
+}
+
+LIMBO_CHILD_ROLE(end_with_memory_of_a_plug_in_over_limbo) {
+  const auto plug_in = plug_in_over_limbo();
+  pluggable::changeCurrentAllocator(plug_in);
+  torch_cuda::raw_delete(plug_in->malloc(kLimboFromBytes, 0, nullptr));
+  child.send(plug_in->malloc(kLimboFromBytes, 0, nullptr) != nullptr ? "allocated" : "nothing");
+  return 0;
+}
+
+TEST_F(StockLoading, AProcessWithSuchAPlugInEndsQuietly) {
+  ChildProcess child("end_with_memory_of_a_plug_in_over_limbo");
+  child.expect("allocated");
+  child.finish();
+  EXPECT_EQ(child.output(), "");
 }
 
 TEST_F(StockLoading, AsBackingOfAPoolTheFunctionsLeaveTorchAlone) {
