@@ -216,6 +216,20 @@ void register_sharing(torch::Library& library) {
   library.def(schema_of("stats"), &stats_op);
 }
 
+// Inside of torch.func.grad and the like torch would hand the operators, for each tensor, one that
+// stands for it and has no memory, whether the transformed function was given it or not. Past these
+// layers they get the tensors that the caller has.
+void pass_through_transforms(torch::Library& library) {
+  for (const char* schema : kOperatorSchemas) {
+    const std::string_view text = schema;
+    const std::string name(text.substr(0, text.find('(')));
+    for (const c10::DispatchKey layer : {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                         c10::DispatchKey::FuncTorchDynamicLayerBackMode}) {
+      library.impl(name.c_str(), torch::dispatch(layer, torch::CppFunction::makeFallthrough()));
+    }
+  }
+}
+
 }  // namespace
 
 const char* schema_of(std::string_view name) {
@@ -237,6 +251,7 @@ bool register_operators() {
   register_sharing(*library);
   register_names(*library);
   register_simulated_operators(*library);
+  pass_through_transforms(*library);
   registered = true;
   return true;
 }

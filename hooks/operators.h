@@ -5,6 +5,9 @@
 // In a child that was forked after its parent's first use all but is_limbo (false) and is_received fail
 // with forked_child.
 //
+// Inside of torch.func's transforms (grad, vmap and the like) they take and give plain tensors, as outside;
+// what a transform gives to its function is for the caller to refuse: it stands for other tensors.
+//
 // An error is a RuntimeError whose text begins with "limbo[<code name>]: " (error_text.h); out of
 // memory is torch.OutOfMemoryError.
 #pragma once

@@ -207,12 +207,7 @@ def checked_for_sending(tensor: torch.Tensor, ttl: float | None) -> int:
             "A plain tensor or a Parameter can be shared, and this is a "
             f"{type(tensor).__name__}. Share the plain tensors that it is made of.",
         )
-    if reductions.is_of_transform(tensor):
-        raise LimboError(
-            "bad_argument",
-            "The tensor is a transformed function's (torch.func.vmap, grad, functionalize), and "
-            "stands for others. Share it outside of the transform.",
-        )
+    refuse_of_transform(tensor, "Share it")
     if tensor.requires_grad and not tensor.is_leaf:
         raise LimboError(
             "bad_argument",
@@ -233,6 +228,16 @@ def checked_for_sending(tensor: torch.Tensor, ttl: float | None) -> int:
         )
     parameter = isinstance(tensor, torch.nn.Parameter)
     return reductions.KIND_PARAMETER if parameter else reductions.KIND_TENSOR
+
+
+def refuse_of_transform(tensor: torch.Tensor, advice: str) -> None:
+    """``bad_argument`` for what torch.func gives to a function that it transforms."""
+    if reductions.is_of_transform(tensor):
+        raise LimboError(
+            "bad_argument",
+            "The tensor is a transformed function's (torch.func.vmap, grad, functionalize), and "
+            f"stands for others. {advice} outside of the transform.",
+        )
 
 
 def receive(
@@ -276,10 +281,12 @@ def is_orphaned(tensor: torch.Tensor) -> bool:
     current stream has passed: synchronise it first. False for a tensor that was not received; a
     ``clone()`` has no mark. Of memory that several messages have brought, any of them can mark it.
 
-    Errors: ``bad_argument`` (no tensor), ``forked_child`` (of a received tensor).
+    Errors: ``bad_argument`` (no tensor, what ``torch.func`` gives to a function that it
+    transforms), ``forked_child`` (of a received tensor).
     """
     if not isinstance(tensor, torch.Tensor):
         raise LimboError("bad_argument", f"A tensor is orphaned or not; this is {tensor!r}.")
+    refuse_of_transform(tensor, "Ask")
     if not _library.available():
         return False
     with limbo_errors():

@@ -47,7 +47,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -80,7 +80,8 @@ def tensor_of(data: bytes | bytearray | memoryview) -> torch.Tensor:
             f"A message is bytes, as share returns them, and this is a {type(data).__name__}.",
         )
     if len(data) == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
+        with _real_tensors():
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -135,10 +136,13 @@ class LimboStorage:
         """Nothing to do: a message that one process opens twice counts once."""
 
 
-def _real_tensors() -> Any:
+@contextlib.contextmanager
+def _real_tensors() -> Iterator[None]:
     """A context in which torch's functions make and change tensors that have memory, whatever mode
-    the program is in: in FakeTensorMode they would make others."""
-    return torch._C._DisableTorchDispatch()
+    or transform the program is in: in FakeTensorMode they would make others, and inside of
+    torch.func.grad some that stand for others."""
+    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
+        yield
 
 
 def empty_tensor(dtype: torch.dtype, device: int) -> torch.Tensor:
@@ -265,7 +269,7 @@ def dressed(tensor: torch.Tensor, parameter: bool, requires_grad: bool) -> torch
         with _real_tensors():
             return torch.nn.Parameter(tensor.detach(), requires_grad=requires_grad)
     if tensor.requires_grad != requires_grad:
-        tensor.requires_grad_(requires_grad)
+        tensor.requires_grad = requires_grad  # requires_grad_ is refused inside of a transform
     return tensor
 
 

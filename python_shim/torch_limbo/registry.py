@@ -142,12 +142,14 @@ class Registry:
         elements, and its memory goes back behind the streams that used it, once no other tensor
         here is on it. Letting it die does the same. Released before: nothing happens.
 
-        Errors: ``bad_argument`` for a tensor that was not received.
+        Errors: ``bad_argument`` for a tensor that was not received, and for what ``torch.func``
+        gives to a function that it transforms.
         """
         if not isinstance(tensor, torch.Tensor):
             raise LimboError(
                 "bad_argument", f"release takes a tensor that acquire gave, and this is {tensor!r}."
             )
+        api.refuse_of_transform(tensor, "Release it")
         if tensor.numel() == 0 and tensor.untyped_storage().nbytes() == 0:
             return
         if not (_library.available() and bool(torch.ops.limbo.is_received(tensor))):

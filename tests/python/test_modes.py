@@ -16,6 +16,8 @@ import pytest
 import sim
 import torch
 import torch_limbo
+from torch._functorch.eager_transforms import grad_increment_nesting, jvp_increment_nesting
+from torch._functorch.vmap import vmap_increment_nesting
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.overrides import TorchFunctionMode
@@ -53,6 +55,10 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "on meta": lambda: torch.device("meta"),
     "on cuda": lambda: torch.device("cuda"),
+    # What torch.func's transforms are inside of.
+    "in grad": grad_increment_nesting,
+    "in jvp": jvp_increment_nesting,
+    "in vmap": lambda: vmap_increment_nesting(2, "error"),
 }
 
 
@@ -137,25 +143,89 @@ def test_a_message_without_memory_is_refused() -> None:
             torch.ops.limbo.kind(fake)
 
 
-@pytest.mark.parametrize("transform", ["vmap", "vjp", "functionalize"])
-def test_what_a_transformed_function_is_given(transform: str) -> None:
-    """It is refused, and nothing is in flight; what else the function sees can be sent."""
-    sent, other = sim.full((3,), 1.0), sim.full((3,), 7.0)
+def vmap_of_grad(body: Callable[..., Any], given: torch.Tensor) -> Any:
+    return torch.func.vmap(torch.func.grad(body))(given)
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Any], torch.Tensor], Any]] = {
+    "vmap": lambda body, given: torch.func.vmap(body)(given),
+    "grad": lambda body, given: torch.func.grad(body)(given),
+    "vjp": torch.func.vjp,
+    "jvp": lambda body, given: torch.func.jvp(body, (given,), (given,)),
+    "functionalize": lambda body, given: torch.func.functionalize(body)(given),
+    "vmap of grad": vmap_of_grad,
+}
+
+
+@pytest.fixture(params=TRANSFORMS)
+def transformed(request: pytest.FixtureRequest) -> Callable[[Callable[..., Any]], None]:
+    """Calls a body inside of a transform, with what that gives to it."""
+
+    def call(body: Callable[[torch.Tensor], None]) -> None:
+        def ends(given: torch.Tensor) -> None:
+            body(given)
+            raise Seen
+
+        with pytest.raises(Seen):
+            TRANSFORMS[request.param](ends, sim.full((3,), 1.0))
+
+    return call
+
+
+def test_what_a_transformed_function_is_given(
+    transformed: Callable[[Callable[..., Any]], None],
+) -> None:
+    """It is refused, and nothing is in flight."""
     in_flight = torch_limbo.stats()["in_flight"]
-    messages = []
 
-    def body(given: torch.Tensor) -> torch.Tensor:
-        with pytest.raises(LimboError, match="outside of the transform") as caught:
-            torch_limbo.share(given)
-        assert caught.value.code == "bad_argument"
+    def body(given: torch.Tensor) -> None:
+        registry = torch_limbo.Registry("modes")
+        for call in (
+            lambda: torch_limbo.share(given),
+            lambda: registry.publish("given", given),
+            lambda: registry.release(given),
+            lambda: torch_limbo.is_orphaned(given),
+        ):
+            with pytest.raises(LimboError, match="outside of the transform") as caught:
+                call()
+            assert caught.value.code == "bad_argument"
         assert torch_limbo.stats()["in_flight"] == in_flight
-        if transform != "vjp":
-            messages.append(torch_limbo.share(other))
-        raise Seen
 
-    arguments = (sent,) if transform == "vjp" else ()
-    made = getattr(torch.func, transform)
-    with pytest.raises(Seen):
-        made(body, *arguments) if arguments else made(body)(sent)
-    for message in messages:
-        assert read(torch_limbo.receive(message)) == [7.0, 7.0, 7.0]
+    transformed(body)
+
+
+def test_what_else_a_transformed_function_sees(
+    transformed: Callable[[Callable[..., Any]], None],
+) -> None:
+    other, storage = sim.full((3,), 7.0), sim.full((3,), 8.0).untyped_storage()
+    leaf = sim.full((3,), 9.0).requires_grad_()
+    sent_before, loaded_before = torch_limbo.share(other), dumps([other, leaf, storage])
+    got: list[torch.Tensor] = []
+    messages: list[bytes] = []
+    pickles: list[bytes] = []
+
+    registry = torch_limbo.Registry("modes")
+
+    def body(_: torch.Tensor) -> None:
+        registry.publish("other", other)
+        acquired = registry.acquire("other")
+        assert acquired.data_ptr() == other.data_ptr()
+        registry.release(acquired)
+        assert registry.unpublish("other")
+        assert torch.ops.limbo.is_limbo(other)
+        assert not torch_limbo.is_orphaned(other)
+        messages.append(torch_limbo.share(other))
+        pickles.append(dumps([other, leaf, storage]))
+        got.append(torch_limbo.receive(sent_before))
+        assert not torch_limbo.is_orphaned(got[0])
+        assert torch.ops.limbo.is_received(got[0])
+        got.extend(pickle.loads(loaded_before))
+
+    transformed(body)
+    got += [torch_limbo.receive(messages[0]), *pickle.loads(pickles[0])]
+    for i, expected in enumerate((7.0, 7.0, 9.0, None) * 2):
+        if expected is None:
+            assert got[i].data_ptr() == storage.data_ptr()
+        else:
+            assert read(got[i]) == [expected] * 3
+            assert got[i].requires_grad == (expected == 9.0)
