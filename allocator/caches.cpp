@@ -10,12 +10,13 @@ namespace limbo {
 ThreadCache* Allocator::Impl::find_thread_cache() noexcept {
   auto& words = thread_registry::words;
   if (words.ended || thread_cache_limit_bytes == 0) return nullptr;
+  if (!thread_registry::can_watch_ends()) return nullptr;
   for (ThreadCache* cache = words.first; cache != nullptr; cache = cache->next_of_thread) {
     if (cache->owner_id() == id) return words.current = cache;
   }
   try {
     return words.current = make_thread_cache();
-  } catch (...) {  // no host memory, or no thread-specific key left: it works without
+  } catch (...) {  // no host memory: it works without
     return nullptr;
   }
 }

@@ -3,8 +3,7 @@
 #include <pthread.h>
 
 #include <new>
-
-#include "allocator/error.h"
+#include <optional>
 
 namespace limbo::thread_registry {
 
@@ -36,14 +35,12 @@ void forget_in_fork_child() noexcept {
   words.first = nullptr;
 }
 
-pthread_key_t exit_key() {
-  static const pthread_key_t key = [] {
-    ::pthread_atfork(nullptr, nullptr, forget_in_fork_child);
+// None where some library in the process has used up all of them (1,024).
+const std::optional<pthread_key_t>& exit_key() noexcept {
+  static const std::optional<pthread_key_t> key = []() noexcept -> std::optional<pthread_key_t> {
     pthread_key_t made = 0;
-    if (pthread_key_create(&made, end_of_thread) != 0) {
-      throw Error(ErrorCode::kInternal, "The process has no thread-specific key left.",
-                  "Some library in the process has used up all of them (1,024).");
-    }
+    if (pthread_key_create(&made, end_of_thread) != 0) return std::nullopt;
+    ::pthread_atfork(nullptr, nullptr, forget_in_fork_child);
     return made;
   }();
   return key;
@@ -56,8 +53,13 @@ std::mutex& mutex() {
   return *made;
 }
 
+bool can_watch_ends() noexcept {
+  return exit_key().has_value();
+}
+
 void adopt(std::unique_ptr<ThreadCache>& cache) {
-  if (pthread_setspecific(exit_key(), &words) != 0) throw std::bad_alloc();
+  const std::optional<pthread_key_t>& key = exit_key();
+  if (!key || pthread_setspecific(*key, &words) != 0) throw std::bad_alloc();
   for (ThreadCache** at = &words.first; *at != nullptr;) {
     ThreadCache* old = *at;
     if (old->owner_id() != 0) {

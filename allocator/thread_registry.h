@@ -35,6 +35,9 @@ extern thread_local constinit ThreadWords words __attribute__((tls_model("initia
 // Never destroyed.
 [[nodiscard]] std::mutex& mutex();
 
+// Whether threads' ends can be watched: else no thread gets a cache.
+[[nodiscard]] bool can_watch_ends() noexcept;
+
 // Takes a cache over for this thread, whose end retires and deletes it. Caches of allocators that
 // have ended are deleted on the way. Throws when the thread's end cannot be watched; then the cache
 // is still the caller's. Caller holds the registry lock.

@@ -6,7 +6,8 @@
 // with forked_child.
 //
 // Inside of torch.func's transforms (grad, vmap and the like) they take and give plain tensors, as outside;
-// what a transform gives to its function is for the caller to refuse: it stands for other tensors.
+// what a transform gives to its function is for the caller to refuse, also before is_limbo and
+// is_received: it stands for other tensors.
 //
 // An error is a RuntimeError whose text begins with "limbo[<code name>]: " (error_text.h); out of
 // memory is torch.OutOfMemoryError.

@@ -37,7 +37,7 @@ JoiningStreams::~JoiningStreams() {
     for (const Lane& lane : lanes) {
       try {
         device_.destroy_stream(lane.stream);
-      } catch (const Error&) {
+      } catch (const std::exception&) {
         // The device is gone; so is the stream.
       }
     }

@@ -15,6 +15,7 @@ LeaseTimelines::LeaseTimelines(Device& device, SharedMemory memory, std::uint32_
 
 LeaseTimelines::~LeaseTimelines() {
   unregister();
+  if (left_to_driver_) memory_.leave_mapped();
 }
 
 void LeaseTimelines::unregister() noexcept {
@@ -22,8 +23,9 @@ void LeaseTimelines::unregister() noexcept {
   registered_ = false;
   try {
     device_.unregister_host_memory(memory_.data());
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // The driver is gone or broken: it lets go of the memory with the process.
+    left_to_driver_ = true;
   }
 }
 

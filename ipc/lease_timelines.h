@@ -63,10 +63,11 @@ class LeaseTimelines {
   void unregister() noexcept;
 
   Device& device_;
-  const SharedMemory memory_;
+  SharedMemory memory_;
   const std::uint32_t capacity_;
   FirstSuccess registration_;
   bool registered_ = false;
+  bool left_to_driver_ = false;  // which has refused to let go
 
   std::mutex mutex_;          // a leaf; guards what follows
   std::vector<int> devices_;  // on which somebody waits, or has waited

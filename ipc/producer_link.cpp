@@ -90,12 +90,14 @@ bool ProducerLink::register_tables(int device) {
 
 ProducerLink::~ProducerLink() {
   foreign_.end();
-  void* const tables[] = {row_memory_.data(), timelines_memory_.data()};
+  SharedMemory* const tables[] = {&row_memory_, &timelines_memory_};
   while (registered_ > 0) {
+    SharedMemory& table = *tables[--registered_];
     try {
-      device_.unregister_host_memory(tables[--registered_]);
-    } catch (const Error&) {
+      device_.unregister_host_memory(table.data());
+    } catch (const std::exception&) {
       // The driver is gone or broken: it lets go of the memory with the process.
+      table.leave_mapped();
     }
   }
 }

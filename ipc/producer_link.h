@@ -166,8 +166,8 @@ class ProducerLink {
   Connection socket_;  // before the tables: bye is said when they are gone
   OwnedFd pidfd_;      // a copy; the watch has its own
   const SharedMemory ledger_memory_;
-  const SharedMemory timelines_memory_;
-  const SharedMemory row_memory_;
+  SharedMemory timelines_memory_;
+  SharedMemory row_memory_;
   FirstSuccess registration_;
   std::size_t registered_ = 0;  // of the two tables that the GPU writes or looks at
   const LedgerView ledger_;

@@ -25,7 +25,7 @@ std::uint64_t bit_of(int device) noexcept {
 
 bool ReleaseQueue::is_lost(int device, bool look) noexcept {
   if ((lost_devices_.load(std::memory_order_acquire) & bit_of(device)) != 0) return true;
-  if (!look || !device_.is_lost(device)) return false;
+  if (!look || stopped_.load() || !device_.is_lost(device)) return false;
   return notice_loss(device);
 }
 
@@ -57,7 +57,7 @@ bool ReleaseQueue::another_is_lost(int device) noexcept {
       if (other != device && device_.is_lost(other)) return true;
     }
     return false;
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return true;  // nothing is known
   }
 }

@@ -100,7 +100,7 @@ void StreamRoom::give_back(const Event& event) noexcept {
   }
   try {
     device_.destroy_event(event.device, event.handle);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // The device is gone, and its events with it.
   }
 }

@@ -32,15 +32,18 @@ Timelines::~Timelines() {
 bool Timelines::settle() noexcept {
   if (!registered_) return true;
   for (std::uint32_t index = 0; index < entries_.size(); ++index) {
-    Entry& entry = entries_[index];
-    entry.settled = entry.settled || landed(entry, index) || is_idle(entry.key.first);
-    if (!entry.settled) return false;
+    const Entry& entry = entries_[index];
+    if (entry.settled || landed(entry, index)) continue;
+    const int device = entry.key.first;
+    if (!is_idle(device)) return false;
+    for (Entry& other : entries_) other.settled |= other.key.first == device;
   }
   registered_ = false;
   try {
     device_.unregister_host_memory(memory_.data());
   } catch (const std::exception&) {
-    // The device is gone; so is the registration.
+    // The driver is gone or broken: it lets go of the memory with the process.
+    memory_.leave_mapped();
   }
   return true;
 }

@@ -112,7 +112,7 @@ LIMBO_CHILD_ROLE(threads_without_keys) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
-      for (int count = 0; count < 50'000; ++count) {
+      for (int count = 0; count < 20'000; ++count) {
         allocator.free(allocator.allocate(512, {0, nullptr}));
       }
     });

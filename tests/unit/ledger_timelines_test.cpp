@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "ipc/lease_timelines.h"
 #include "ipc/timelines.h"
 #include "sim_support.h"
 #include "tests/support/balance.h"
@@ -262,6 +263,32 @@ TEST_F(LedgerTimelines, WhatCannotBeSettledIsLeftToTheDevice) {
   if (HasFailure()) return;
   sim().unregister_host_memory(memory);
   EXPECT_EQ(::munmap(memory, timelines_bytes({.timelines = 4})), 0);
+}
+
+// The driver still holds it: another mapping at that address could not be registered.
+TEST_F(LedgerTimelines, WhatTheDeviceDoesNotForgetStaysMapped) {
+  constexpr std::uint32_t kTimelines = 4;
+  const std::size_t size_bytes = timelines_bytes({.timelines = kTimelines});
+  const StreamRef a = stream();
+  auto own = std::make_unique<Timelines>(sim(), kTimelines);
+  const std::uint64_t number = own->advance(a).number;
+  sim().synchronize_stream(a);
+  SharedMemory theirs = SharedMemory::create("limbo-test", size_bytes, ReceiverMay::kWrite);
+  static_cast<Timeline*>(theirs.data())->value.store(number);
+  void* const memories[] = {&own->value(0), theirs.data()};  // at their beginnings
+  auto foreign = std::make_unique<LeaseTimelines>(sim(), std::move(theirs), kTimelines);
+  foreign->wait(a, 0, number);
+  sim().synchronize_stream(a);
+  sim().reset_calls();
+  for (const char* plan : {"unregister:1=fail", "unregister:2=fail"}) sim().faults().add(plan);
+  own.reset();
+  foreign.reset();
+  EXPECT_EQ(sim().calls(CallKind::kUnregister), 2U);
+  for (void* memory : memories) {
+    ASSERT_EQ(::msync(memory, size_bytes, MS_ASYNC), 0) << "it is mapped no more";
+    sim().unregister_host_memory(memory);
+    EXPECT_EQ(::munmap(memory, size_bytes), 0);
+  }
 }
 
 TEST_F(LedgerTimelines, NobodyWaitsForTheDeviceWhereTheyHaveLanded) {

@@ -162,8 +162,12 @@ TEST_F(ProducerLinkTest, TablesThatWereRefusedOnceAreRegisteredByTheNextCall) {
     faults.clear();
     EXPECT_TRUE(link->register_tables(0)) << refused;
     EXPECT_FALSE(link->register_tables(0)) << refused;
+    const std::uint64_t before = world_->sim->calls(CallKind::kUnregister);
     link.reset();
     world_->forget_all();
+    // The unmapper ends it a moment later.
+    EXPECT_TRUE(
+        eventually([&] { return world_->sim->calls(CallKind::kUnregister) == before + 2; }));
   }
 }
 
