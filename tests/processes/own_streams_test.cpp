@@ -33,6 +33,15 @@ class OwnStreamsTest : public SharingTest {
     peer.allocate("b", kMiB, 1);
     peer.receive(name, peer.share("b"));
   }
+  // A graph uses it, which was captured on a stream "s".
+  void open_own_in_graph() {
+    open_own(sender_);
+    sender_.use_stream("s");
+    sender_.begin_capture();
+    sender_.record_stream("own", "s");
+    sender_.end_capture("graph");
+    sender_.use_stream("default");
+  }
 };
 
 TEST_F(OwnStreamsTest, ARecordedStreamThatWasDestroyedKeepsNothing) {
@@ -74,12 +83,7 @@ TEST_F(OwnStreamsTest, WhatADestroyedStreamHadQueuedIsWaitedFor) {
 
 // While a stream that was named in a capture has no id, its device is waited for.
 TEST_F(OwnStreamsTest, AStreamThatWasNamedInACaptureAndDestroyedKeepsNothing) {
-  open_own(sender_);
-  sender_.use_stream("s");
-  sender_.begin_capture();
-  sender_.record_stream("own", "s");
-  sender_.end_capture("graph");
-  sender_.use_stream("default");
+  open_own_in_graph();
   sender_.destroy_stream("s");
   sender_.drop("own");
   sender_.free("b");
@@ -90,12 +94,7 @@ TEST_F(OwnStreamsTest, AStreamThatWasNamedInACaptureAndDestroyedKeepsNothing) {
 
 // What waits is looked at now and then, not all the time.
 TEST_F(OwnStreamsTest, AGraphThatLivesOnKeepsNoThreadBusy) {
-  open_own(sender_);
-  sender_.use_stream("s");
-  sender_.begin_capture();
-  sender_.record_stream("own", "s");
-  sender_.end_capture("graph");
-  sender_.use_stream("default");
+  open_own_in_graph();
   sender_.drop("own");
   sender_.free("b");
   EXPECT_FALSE(sender_.becomes("limbo", 0, milliseconds(100)));
