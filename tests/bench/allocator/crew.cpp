@@ -47,6 +47,7 @@ void Crew::live(std::size_t index, const std::function<void()>& enter) {
         if (!entered) enter();
         entered = true;
       });
+      attempt([&] { (*work_)(index); });
       meet();
       part.start = Clock::now();
       attempt([&] { (*work_)(index); });

@@ -18,14 +18,16 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  // Runs work(0) to work(count - 1) at once, each in a thread of its own, and returns the seconds
-  // from the first start to the last end. The first exception of a thread is thrown here.
+  // Runs work(0) to work(count - 1) at once, each in a thread of its own, twice, and returns the
+  // seconds of the second time, from the first start to the last end. By then the caches are filled
+  // again that the rows between two rounds have emptied. The first exception of a thread is thrown
+  // here.
   double run(std::size_t count, const std::function<void(std::size_t)>& work);
 
  private:
   struct Part;
   void live(std::size_t index, const std::function<void()>& enter);
-  void meet();  // until all who work are awake
+  void meet();  // until all who work are awake and warm
 
   std::vector<Part> parts_;
   std::size_t count_ = 0;
