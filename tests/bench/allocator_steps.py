@@ -36,18 +36,25 @@ def choose(backend: str) -> None:
         torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
 
 
-def best(call: Callable[[], None], calls: int, rounds: int) -> float:
-    """Seconds of one call in the best round; the device is idle before and after each."""
-    call()
-    results = []
+def best(measured: dict[str, tuple[Callable[[], None], int]], rounds: int) -> dict[str, float]:
+    """Seconds of one call in the best round, by name; with each call, how many a round has.
+
+    The rounds are in turn, so that what disturbs the host for a moment disturbs one round of all.
+    The device is idle before and after each.
+    """
+    results: dict[str, float] = {}
+    for call, _ in measured.values():
+        call()
     for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        results.append((time.perf_counter() - start) / calls)
-    return min(results)
+        for name, (call, calls) in measured.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            seconds = (time.perf_counter() - start) / calls
+            results[name] = min(seconds, results.get(name, seconds))
+    return results
 
 
 def training_step(model: torch.nn.Module, batch: torch.Tensor) -> Callable[[], None]:
@@ -105,16 +112,21 @@ def main() -> None:
     parser.add_argument("--library", help="liblimbo_allocator_bench.so")
     options = parser.parse_args()
     choose(options.backend)
-    rounds = 2 if options.quick else 10
-    calls = 100 if options.quick else 20_000
+    rounds = 2 if options.quick else 20
+    few = 100 if options.quick else 10_000
+    seconds = best({"torch-empty": (empty, few), "cpu-empty": (empty_on_cpu, few)}, rounds)
+    # torch.empty once more: a thread that has launched kernels has a context current for certain.
+    seconds |= best(
+        {
+            "step-tiny": (many_tiny_layers(), 2 if options.quick else 10),
+            "step-large": (one_large_block(), 1 if options.quick else 3),
+            "torch-empty-later": (empty, few),
+            "cpu-empty-later": (empty_on_cpu, few),
+        },
+        rounds,
+    )
     results = {
-        "torch-empty": best(empty, calls, rounds) * 1e9,
-        "cpu-empty": best(empty_on_cpu, calls, rounds) * 1e9,
-        "step-tiny": best(many_tiny_layers(), 2 if options.quick else 20, rounds) * 1e3,
-        "step-large": best(one_large_block(), 1 if options.quick else 5, rounds) * 1e3,
-        # Once more: a thread that has launched kernels has a context current for certain.
-        "torch-empty-later": best(empty, calls, rounds) * 1e9,
-        "cpu-empty-later": best(empty_on_cpu, calls, rounds) * 1e9,
+        name: value * (1e3 if name.startswith("step") else 1e9) for name, value in seconds.items()
     }
     if options.backend != "rmm":  # torch has no numbers of it
         results["reserved-mib"] = torch.cuda.max_memory_reserved() / 2**20

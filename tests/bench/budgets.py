@@ -4,9 +4,10 @@
     budgets.py [--device auto|cuda|simulated] [--quick] [--json FILE] [--bench PATH]
 
 Runs limbo_bench, then python_sharing.py with torch's own way and with Limbo, each in a process of
-its own, one after the other on the same machine, and puts their numbers side by side. Needs a
-Python with torch, and a build (the newest under build/, unless --bench and LIMBO_LIBRARY name
-another).
+its own, one after the other on the same machine, and puts their numbers side by side. On a GPU they
+go once more in the opposite order, and the quicker median of each row counts: for seconds at a time
+a host can be half as fast. Needs a Python with torch, and a build (the newest under build/, unless
+--bench and LIMBO_LIBRARY name another).
 The exit status is 0 when everything worked; missing a budget is no error.
 """
 
@@ -28,6 +29,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RESULT = "RESULT "
 PYTHON_SECONDS = 240  # for each way; it takes a quarter of that
+TWICE = "share,send,receive,release"  # of limbo_bench: the others are long, and far from a budget
+
+Times = dict[str, Any]  # of one row, or of a program by row
 
 
 @dataclass
@@ -82,19 +86,20 @@ def environment(device: str, folder: str) -> dict[str, str]:
     }
 
 
-def run_bench(bench: Path, device: str, quick: bool, folder: str) -> tuple[dict[str, Any], bool]:
+def run_bench(bench: Path, device: str, folder: str, more: list[str]) -> tuple[Times, bool]:
     """What limbo_bench measured, and whether all of it worked."""
     results = os.path.join(folder, "bench.json")
-    command = [str(bench), "--device", device, "--json", results]
+    command = [str(bench), "--device", device, "--json", results, *more]
     print(f"# {' '.join(command)}", flush=True)
-    done = subprocess.run(command + (["--quick"] if quick else []), check=False)
+    Path(results).unlink(missing_ok=True)
+    done = subprocess.run(command, check=False)
     if not os.path.exists(results):
         raise SystemExit(f"limbo_bench failed ({done.returncode}).")
     with open(results, encoding="utf-8") as file:
         return dict(json.load(file)), done.returncode == 0
 
 
-def run_python(way: str, device: str, quick: bool, folder: str) -> dict[str, Any] | None:
+def run_python(way: str, device: str, quick: bool, folder: str) -> Times | None:
     """What python_sharing.py measured; None when it failed, which is said."""
     command = [sys.executable, str(HERE / "python_sharing.py"), way]
     command += ["--simulated"] if device == "simulated" else []
@@ -121,6 +126,52 @@ def run_python(way: str, device: str, quick: bool, folder: str) -> dict[str, Any
     return dict(json.loads(lines[-1][len(RESULT) :]))
 
 
+def quicker(first: Times, second: Times, median: str) -> Times:
+    """Of two measurements of the same rows, by name, those with the lower median. What was not
+    measured twice is the first's."""
+
+    def rank(times: Any) -> tuple[bool, float]:
+        if not isinstance(times, dict) or median not in times:
+            return (True, 0.0)
+        invalid = times.get("invalid") or not times.get("busy_at_the_end", True)
+        return (bool(invalid), times[median])
+
+    return {
+        name: min((times, second[name]), key=rank) if name in second else times
+        for name, times in first.items()
+    }
+
+
+class Measured:
+    """What the programs said."""
+
+    def __init__(self, bench: Path, device: str, quick: bool, folder: str) -> None:
+        self.device, self.quick, self.folder = device, quick, folder
+        sizes = ["--quick"] if quick else []
+        said, self.worked = run_bench(bench, device, folder, sizes)
+        self.machine = said["machine"]
+        self.bench: Times = {each["name"]: each for each in said["results"]}
+        self.stock = self.run_way("stock") if device == "cuda" else None
+        self.limbo = self.run_way("limbo")
+        if device != "cuda" or quick:
+            return
+        self.limbo = self.again("limbo", self.limbo)
+        self.stock = self.again("stock", self.stock)
+        said, worked = run_bench(bench, device, folder, ["--only", TWICE])
+        self.worked = self.worked and worked
+        more = {each["name"]: each for each in said["results"]}
+        self.bench = quicker(self.bench, more, "median_ns")
+
+    def run_way(self, way: str) -> Times | None:
+        measured = run_python(way, self.device, self.quick, self.folder)
+        self.worked = self.worked and measured is not None
+        return measured
+
+    def again(self, way: str, first: Times | None) -> Times | None:
+        second = self.run_way(way)
+        return first and second and quicker(first, second, "median_us")
+
+
 # ---- the table ---------------------------------------------------------------------------------
 
 
@@ -128,18 +179,16 @@ def us(value: float) -> str:
     return f"{value:,.0f} us" if value >= 100 else f"{value:.2f} us"
 
 
-def with_longest(times: dict[str, Any] | None, remark: str = "") -> str:
+def with_longest(times: Times | None, remark: str = "") -> str:
     if times is None:
         return "-"
     return f"{us(times['median_us'])}, longest {us(times['longest_us'])}{remark}"
 
 
 class Table:
-    def __init__(
-        self, bench: dict[str, Any], stock: dict[str, Any] | None, limbo: dict[str, Any] | None
-    ) -> None:
-        self.bench = {each["name"]: each for each in bench["results"]}
-        self.stock, self.limbo = stock or {}, limbo or {}
+    def __init__(self, measured: Measured) -> None:
+        self.bench = measured.bench
+        self.stock, self.limbo = measured.stock or {}, measured.limbo or {}
         self.rows: list[Row] = []
 
     def core(self, name: str, what: str, stock: str, longest: bool = False) -> None:
@@ -258,12 +307,11 @@ def main() -> int:
         device = "cuda" if gpu_is_there() else "simulated"
     with tempfile.TemporaryDirectory(prefix="limbo-budgets-") as folder:
         program = options.bench or newest_bench()
-        bench, worked = run_bench(program, device, options.quick, folder)
-        stock = run_python("stock", device, options.quick, folder) if device == "cuda" else None
-        limbo = run_python("limbo", device, options.quick, folder)
-    table = Table(bench, stock, limbo)
+        measured = Measured(program, device, options.quick, folder)
+    table = Table(measured)
     table.fill()
     print(f"\n{table.text()}\n")
+    stock = measured.stock
     if stock is not None:
         print(
             f"Of torch's sends while {stock['send_behind_work']['unreleased']:,} earlier ones were "
@@ -276,14 +324,14 @@ def main() -> int:
         results = {
             "device": device,
             "quick": options.quick,
-            "machine": bench["machine"],
+            "machine": measured.machine,
             "table": [{**asdict(row), "met": row.met} for row in table.rows],
-            "limbo_bench": bench["results"],
-            "python_stock": stock,
-            "python_limbo": limbo,
+            "limbo_bench": list(measured.bench.values()),
+            "python_stock": measured.stock,
+            "python_limbo": measured.limbo,
         }
         Path(options.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return 0 if worked and limbo is not None and (stock is not None or device != "cuda") else 1
+    return 0 if measured.worked else 1
 
 
 if __name__ == "__main__":
