@@ -110,7 +110,7 @@ bool LeaseTimelines::settle() noexcept {
     try {
       device_.synchronize_device(device);
     } catch (const std::exception&) {
-      // A device that is broken runs nothing any more; one that is full does.
+      // A device that is broken runs nothing any more; one that could not be waited for may.
       if (!device_.is_lost(device)) break;
     }
     devices.pop_back();

@@ -48,8 +48,8 @@ bool Timelines::settle() noexcept {
   return true;
 }
 
-// Waits for that. A device that is broken runs nothing any more; one that is full does, and cannot be
-// waited for.
+// Waits for that. A device that is broken runs nothing any more; another one that could not be waited
+// for may.
 bool Timelines::is_idle(int device) noexcept {
   try {
     device_.synchronize_device(device);

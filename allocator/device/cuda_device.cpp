@@ -62,8 +62,7 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
       : CudaCaptureOrder(driver, contexts_),  // which only notes where they will be
         driver_(driver),
         contexts_(driver),
-        idle_wait_(contexts_),
-        host_memory_(contexts_, idle_wait_) {}
+        host_memory_(contexts_) {}
 
   std::string_view name() const noexcept override { return "cuda"; }
   int device_count() override { return contexts_.count(); }
@@ -116,7 +115,6 @@ class CudaDevice final : public Device, public CudaCaptureOrder, public MemoryUs
 
   const DriverEntryPoints& driver_;
   CudaContexts contexts_;
-  CudaIdleWait idle_wait_;
   CudaHostMemory host_memory_;
 };
 
@@ -299,7 +297,7 @@ void CudaDevice::synchronize_stream(StreamRef stream) {
 void CudaDevice::synchronize_device(int device) {
   if (!contexts_.has_context(device)) return;  // nobody has used it, and waiting would make one
   const CudaCallScope scope(contexts_, device);
-  idle_wait_.wait(device);
+  wait_until_idle(driver_, device);
 }
 
 EventHandle CudaDevice::create_event(int device) {

@@ -110,7 +110,6 @@ CUdeviceptr CudaHostMemory::device_address(int device, const std::uint64_t* word
                  contexts_.driver().cuMemHostGetDevicePointer(
                      &seen_at, reinterpret_cast<void*>(registration->begin), 0));
     begin.store(seen_at, std::memory_order_release);
-    idle_wait_.prepare(device);
   }
   return seen_at + (address - registration->begin);
 }

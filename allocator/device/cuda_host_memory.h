@@ -11,15 +11,13 @@
 #include <shared_mutex>
 
 #include "allocator/device/cuda_contexts.h"
-#include "allocator/device/cuda_idle_wait.h"
 #include "allocator/device/device.h"
 
 namespace limbo {
 
 class CudaHostMemory {
  public:
-  CudaHostMemory(CudaContexts& contexts, CudaIdleWait& idle_wait) noexcept
-      : contexts_(contexts), idle_wait_(idle_wait) {}
+  explicit CudaHostMemory(CudaContexts& contexts) noexcept : contexts_(contexts) {}
 
   // Errors as Device::register_host_memory and unregister_host_memory have them.
   void add(int device, const HostMemory& memory);
@@ -42,7 +40,6 @@ class CudaHostMemory {
   [[nodiscard]] CUresult try_register(const HostMemory& memory, int device);
 
   CudaContexts& contexts_;
-  CudaIdleWait& idle_wait_;  // who has words has to wait until nobody looks at them any more
   // Guards the map alone; no driver call is made under it. A registration stays where it is until
   // it is removed, and nobody may name its words by then.
   std::shared_mutex mutex_;

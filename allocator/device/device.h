@@ -171,8 +171,8 @@ class Device {
   virtual void synchronize_stream(StreamRef stream) = 0;
   // Waits until everything that this process had queued on the device is done; where it has not used
   // the device there is nothing. Breaks no capture, so that background threads may call it; what is
-  // being captured is not waited for. On a full device it can throw kDeviceError without having
-  // waited (cuda_idle_wait.h), so try again later.
+  // being captured is not waited for. Throws kDeviceError; unless the device is lost it may not have
+  // waited then, as where memory of every kind has run out (cuda_idle_wait.h): try again later.
   virtual void synchronize_device(int device) = 0;
 
   [[nodiscard]] virtual EventHandle create_event(int device) = 0;

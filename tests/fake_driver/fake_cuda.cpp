@@ -4,12 +4,13 @@
 // Every call that needs it must come with a primary context current and in relaxed capture mode,
 // with the flags that Limbo promises; anything else is answered by an error. FAKE_CUDA_DEVICES is
 // the number of GPUs (default 1). With FAKE_CUDA_CAPTURING every stream is being captured.
-// FAKE_CUDA_FAIL names a function that fails with CUDA_ERROR_LAUNCH_FAILED, or "all" for every one
-// that is not about contexts, or "contexts" for those that are. FAKE_CUDA_REFUSE is the index of a GPU
-// on which no context can be made.
+// FAKE_CUDA_FAIL names a function that fails, or "all" for every one that is not about contexts, or
+// "contexts" for those that are: with the error of FAKE_CUDA_FAIL_WITH's number, or else with
+// CUDA_ERROR_LAUNCH_FAILED. FAKE_CUDA_REFUSE is the index of a GPU on which no context can be made.
 #define __CUDA_API_VERSION_INTERNAL
 #undef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #include <cuda.h>
+#include <sched.h>
 
 #include <array>
 #include <atomic>
@@ -63,17 +64,18 @@ std::atomic<int> pushes{0};
 std::atomic<int> context_synchronizations{0};
 std::atomic<std::uintptr_t> next_address{0x7f00'0000'0000};
 
-// The memory that was allocated, of all devices, and whether that is all there is: then only what was
-// freed since can be had, or not even that, where others are quicker.
+// The memory that was allocated, of all devices, and whether that is all there is.
 std::mutex memory_mutex;
-std::map<CUdeviceptr, size_t> allocated;
-enum class Room { kEnough, kWhatIsFreed, kNone };
-Room room = Room::kEnough;
-size_t freed_bytes = 0;
+std::set<CUdeviceptr> allocated;
+bool full = false;
 std::atomic<int> frees{0};
 
 std::mutex registered_mutex;
-std::set<void*> registered;  // host memory, by its beginning
+std::map<void*, unsigned> registered;  // host memory, by its beginning: with which flags
+std::atomic<void*> registered_last{nullptr};
+std::atomic<int> unregistrations{0};
+std::atomic<int> unregistering{0};
+std::atomic<int> unregister_together{0};
 
 int devices() {
   const char* text = std::getenv("FAKE_CUDA_DEVICES");
@@ -83,7 +85,9 @@ int devices() {
 CUresult told(const char* name, std::string_view kind) {
   const char* failing = std::getenv("FAKE_CUDA_FAIL");
   const bool fails = failing != nullptr && (failing == kind || std::string_view(failing) == name);
-  return fails ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
+  if (!fails) return CUDA_SUCCESS;
+  const char* number = std::getenv("FAKE_CUDA_FAIL_WITH");
+  return number != nullptr ? static_cast<CUresult>(std::atoi(number)) : CUDA_ERROR_LAUNCH_FAILED;
 }
 
 // What a call about contexts meets.
@@ -133,15 +137,36 @@ int fakeCudaContexts() {
 int fakeCudaContextSynchronizations() {
   return context_synchronizations;
 }
-// How often memory was freed: each waits for the device.
+// How often memory was freed, and how often host memory unregistered: each waits for the device.
 int fakeCudaFrees() {
   return frees;
 }
-// 0: there is room; 1: the devices are full but for what is freed from now on; 2: others take that too.
-int fakeCudaIsFull(int how) {
+int fakeCudaUnregistrations() {
+  return unregistrations;
+}
+// From now on none ends before so many have begun.
+int fakeCudaUnregisterTogether(int count) {
+  unregistering = 0;
+  unregister_together = count;
+  return 0;
+}
+// How many pieces of memory are allocated and registered.
+int fakeCudaAllocated() {
   const std::lock_guard lock(memory_mutex);
-  room = static_cast<Room>(how);
-  freed_bytes = 0;
+  return static_cast<int>(allocated.size());
+}
+int fakeCudaRegistered() {
+  const std::lock_guard lock(registered_mutex);
+  return static_cast<int>(registered.size());
+}
+// What was last to be registered since this was last asked.
+void* fakeCudaRegisteredLast() {
+  return registered_last.exchange(nullptr);
+}
+// Whether the devices are full, and stay so whatever is freed: others are quicker.
+int fakeCudaIsFull(int yes) {
+  const std::lock_guard lock(memory_mutex);
+  full = yes != 0;
   return 0;
 }
 // Whether a handler has run that the driver registers for the process's end.
@@ -266,14 +291,11 @@ CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
 CUresult cuMemAlloc_v2(CUdeviceptr* base, size_t size) {
   if (size > (size_t{1} << 40)) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::lock_guard lock(memory_mutex);
-  if (room == Room::kNone || (room == Room::kWhatIsFreed && size > freed_bytes)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  if (full) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = met("cuMemAlloc");
   if (result != CUDA_SUCCESS) return result;
-  if (room == Room::kWhatIsFreed) freed_bytes -= size;
   *base = next_address.fetch_add((size + 511) / 512 * 512);
-  allocated[*base] = size;
+  allocated.insert(*base);
   return CUDA_SUCCESS;
 }
 CUresult cuMemFree_v2(CUdeviceptr base) {
@@ -281,10 +303,7 @@ CUresult cuMemFree_v2(CUdeviceptr base) {
   if (result != CUDA_SUCCESS) return result;
   ++frees;
   const std::lock_guard lock(memory_mutex);
-  const auto found = allocated.find(base);
-  if (found == allocated.end()) return CUDA_SUCCESS;  // tests name addresses of their own
-  freed_bytes += found->second;
-  allocated.erase(found);
+  allocated.erase(base);  // or tests name an address of their own
   return CUDA_SUCCESS;
 }
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr data) {
@@ -305,22 +324,30 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr) {
   return met("cuIpcCloseMemHandle");
 }
 CUresult cuMemHostRegister_v2(void* host, size_t, unsigned flags) {
-  const unsigned needed = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  const CUresult result = met("cuMemHostRegister", (flags & needed) == needed);
+  const CUresult result = met("cuMemHostRegister", (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0);
+  registered_last = host;
   if (result != CUDA_SUCCESS) return result;
   const std::lock_guard lock(registered_mutex);
-  return registered.insert(host).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  return registered.emplace(host, flags).second ? CUDA_SUCCESS
+                                                : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 CUresult cuMemHostUnregister(void* host) {
   const CUresult result = met("cuMemHostUnregister");
   if (result != CUDA_SUCCESS) return result;
+  ++unregistrations;
+  ++unregistering;
+  while (unregistering < unregister_together) sched_yield();
   const std::lock_guard lock(registered_mutex);
   return registered.erase(host) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsigned) {
   // Another address than the host's, so that forgetting to ask shows.
   *address = reinterpret_cast<CUdeviceptr>(host) + kSeenBeyond;
-  return met("cuMemHostGetDevicePointer");
+  // Every device sees the words, whoever registered them.
+  const std::lock_guard lock(registered_mutex);
+  const auto found = registered.find(host);
+  return met("cuMemHostGetDevicePointer",
+             found != registered.end() && (found->second & CU_MEMHOSTREGISTER_PORTABLE) != 0);
 }
 CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream) {
   return met("cuMemsetD32Async");

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <thread>
@@ -17,14 +19,13 @@ namespace {
 
 class CudaCapture : public DeviceSuite {
  protected:
-  // Captures `stream` in global mode, runs `meanwhile` in another thread, and says how the capture
-  // ended.
+  // Captures `stream`, runs `meanwhile` in another thread, and says how the capture ended.
   template <typename Meanwhile>
-  CUresult capture_while(StreamRef stream, Meanwhile meanwhile) {
+  CUresult capture_while(StreamRef stream, Meanwhile meanwhile,
+                         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL) {
     const CurrentContext current(0);
     const auto named = static_cast<CUstream>(stream.handle);
-    check_cuda("cuStreamBeginCapture",
-               LIMBO_DRIVER_FUNCTION(cuStreamBeginCapture)(named, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    check_cuda("cuStreamBeginCapture", LIMBO_DRIVER_FUNCTION(cuStreamBeginCapture)(named, mode));
     capturing_ = device().is_capturing(stream);
     std::thread other(meanwhile);
     other.join();
@@ -92,11 +93,19 @@ TEST_P(CudaCapture, SurvivesWaitingForTheDevice) {
   device().destroy_event(0, event);
 }
 
-// Takes all memory of the device while it lives, but for what is too little for a segment.
+// Takes all memory of the device, but for less than a MiB, and gives it back at its end.
 class FullDevice {
  public:
-  explicit FullDevice(Device& device) : device_(device) {
-    for (std::size_t size_bytes = std::size_t{1} << 40; size_bytes >= kMiB;) {
+  explicit FullDevice(Device& device) : device_(device) { fill(std::size_t{1} << 40); }
+  ~FullDevice() {
+    for (void* taken : taken_) device_.free(0, taken);
+  }
+  FullDevice(const FullDevice&) = delete;
+  FullDevice& operator=(const FullDevice&) = delete;
+
+  // Takes what other processes have given back since, in pieces of `largest_bytes` and less.
+  void fill(std::size_t largest_bytes) {
+    for (std::size_t size_bytes = largest_bytes; size_bytes >= kMiB;) {
       void* taken = device_.try_allocate(0, size_bytes);
       if (taken == nullptr) {
         size_bytes /= 2;
@@ -105,38 +114,42 @@ class FullDevice {
       }
     }
   }
-  ~FullDevice() {
-    for (void* taken : taken_) device_.free(0, taken);
-  }
-  FullDevice(const FullDevice&) = delete;
-  FullDevice& operator=(const FullDevice&) = delete;
 
  private:
   Device& device_;
   std::vector<void*> taken_;
 };
 
+// Two rounds in each mode: nothing that the first one needs is used up by it.
 TEST_P(CudaCapture, SurvivesWaitingForAFullDevice) {
   const StreamRef captured = new_stream();
   const StreamRef busy = new_stream();
   const EventHandle event = device().create_event(0);
   keep_busy(busy, std::chrono::milliseconds(1));  // needs memory the first time
   device().synchronize_device(0);
-  const FullDevice full(device());
-  for (int round = 0; round < 2; ++round) {
+  FullDevice full(device());
+  for (std::size_t round = 0; round < 6; ++round) {
+    constexpr std::array kModes = {CU_STREAM_CAPTURE_MODE_GLOBAL,
+                                   CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                   CU_STREAM_CAPTURE_MODE_RELAXED};
+    bool was_idle = true;
     bool waited = false;
     std::string failure;
-    const CUresult result = capture_while(captured, [&] {
+    const auto meanwhile = [&] {
       try {
+        full.fill(std::size_t{1} << 30);
         keep_busy(busy, std::chrono::milliseconds(300));
         device().record_event(busy, event);
+        was_idle = device().query_event(0, event);
         device().synchronize_device(0);
         waited = device().query_event(0, event);
       } catch (const std::exception& error) {
         failure = error.what();
       }
-    });
+    };
+    const CUresult result = capture_while(captured, meanwhile, kModes[round % kModes.size()]);
     EXPECT_EQ(failure, "") << round;
+    EXPECT_FALSE(was_idle) << round;
     EXPECT_TRUE(waited) << round;
     EXPECT_EQ(result, CUDA_SUCCESS) << round;
   }

@@ -1,5 +1,4 @@
-// Which GPUs the CUDA device uses, and how it waits for one that is full: against a stand-in for
-// libcuda that counts.
+// Which GPUs the CUDA device uses: against a stand-in for libcuda that counts.
 #ifdef LIMBO_FAKE_DRIVER_DIR
 
 #include <gtest/gtest.h>
@@ -11,7 +10,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "allocator/device/device.h"
 #include "allocator/error.h"
@@ -23,22 +21,14 @@
 namespace limbo::testing {
 namespace {
 
-enum Room { kEnough, kWhatIsFreed, kNone };
-
 int counted(const char* name) {
   return driver_function<int (*)()>(name)();
-}
-
-void is_full(Room room) {
-  driver_function<int (*)(int)>("fakeCudaIsFull")(room);
 }
 
 ChildOptions with_gpus(int count) {
   return {
       {{"LD_LIBRARY_PATH", LIMBO_FAKE_DRIVER_DIR}, {"FAKE_CUDA_DEVICES", std::to_string(count)}}};
 }
-
-// ---- contexts -----------------------------------------------------------------------------------
 
 LIMBO_CHILD_ROLE(wait_for_all_gpus) {
   const std::unique_ptr<Device> device = make_cuda_device();
@@ -163,62 +153,6 @@ TEST(CudaContexts, LendingAndReceivingUseTheirOwnGpuAlone) {
   reader.expect("forgotten");
   reader.expect("contexts 32");
   reader.finish();
-}
-
-// ---- waiting for a device that is full ------------------------------------------------------------
-
-// Says how often the device was waited for since, and how often in a way that ends captures.
-class Waits {
- public:
-  std::string since() {
-    const int before = std::exchange(seen_, counted("fakeCudaFrees"));
-    return "waited " + std::to_string(seen_ - before) + ", ended captures " +
-           std::to_string(counted("fakeCudaContextSynchronizations"));
-  }
-
- private:
-  int seen_ = counted("fakeCudaFrees");
-};
-
-std::string outcome_of_waiting(Device& device) {
-  Waits waits;
-  try {
-    device.synchronize_device(0);
-  } catch (const Error& error) {
-    return std::string(error.what()) + " " + waits.since();
-  }
-  return waits.since();
-}
-
-LIMBO_CHILD_ROLE(wait_for_a_full_gpu) {
-  alignas(4096) static std::uint64_t words[512];
-  const std::unique_ptr<Device> device = make_cuda_device();
-  if (child.argument(0) == "waited before") {
-    (void)device->memory_info(0);
-    device->synchronize_device(0);
-  } else {
-    device->register_host_memory(0, {words, sizeof(words), -1, true});
-    device->wait_word({0, nullptr}, words, 0);
-  }
-  for (const Room room : {kWhatIsFreed, kWhatIsFreed, kNone, kNone, kEnough, kWhatIsFreed}) {
-    is_full(room);
-    child.send(outcome_of_waiting(*device));
-  }
-  return 0;
-}
-
-// What is kept for the wait is lost where others are quicker to take it, and kept anew when there is
-// room.
-TEST(CudaContexts, WaitingForAFullDeviceEndsNoCapture) {
-  for (const char* way : {"waited before", "waits on words"}) {
-    ChildProcess child("wait_for_a_full_gpu", {way}, with_gpus(1));
-    for (int i = 0; i < 3; ++i) child.expect("waited 1, ended captures 0");
-    const std::string refused = child.receive();
-    EXPECT_NE(refused.find("full"), std::string::npos) << refused;
-    EXPECT_TRUE(refused.ends_with("waited 0, ended captures 0")) << refused;
-    for (int i = 0; i < 2; ++i) child.expect("waited 1, ended captures 0");
-    child.finish();
-  }
 }
 
 }  // namespace

@@ -218,7 +218,7 @@ TEST_F(LedgerTimelines, TheDeviceForgetsThemWhenEveryNumberHasLanded) {
   EXPECT_EQ(sim().calls(CallKind::kUnregister), 1U);
 }
 
-// A device that is full lets nobody wait for it.
+// A device that is full may let nobody wait for it, if host memory is short too.
 TEST_F(LedgerTimelines, WhereTheDeviceCannotBeWaitedForTheyAreLookedAtAgain) {
   Timelines timelines(sim(), 4);
   const StreamRef a = stream();

@@ -298,7 +298,7 @@ TEST_F(ProducerForward, AForwarderThatWasEndedByForceIsKeptUntilItIsQuiet) {
   EXPECT_FALSE(producer_->complete_waits(number));
 }
 
-// Where a device cannot be waited for, as one that is full, its streams may look at the words still.
+// Where a device cannot be waited for its streams may look at the words still.
 TEST_F(ProducerForward, AForwarderIsKeptWhileTheDeviceCannotBeWaitedFor) {
   PlayedConsumer asker(*producer_, 1);
   const ExportTicket on = forward(asker, request(claim(asker, ticket_), ticket_));

@@ -200,7 +200,7 @@ TEST_F(ProducerLinkTest, APeerThatSetsANumberBackDoesNotHoldUpTheUnmapper) {
   (void)link->advance({&stream, 1});
   sim.synchronize_stream(stream);
   EXPECT_EQ(word.exchange(0), 1U);
-  sim.faults().add("synchronize:*=fail");  // as on a full device
+  sim.faults().add("synchronize:*=fail");  // as where memory has run out
   sim.reset_calls();
 
   world_->links.forget(std::move(link));
