@@ -1,6 +1,4 @@
 // Streams of Limbo's own: one that is made and finds no place is not left behind.
-#include <functional>
-
 #include "ipc/joining_streams.h"
 #include "ipc/stream_room.h"
 #include "tests/unit/short_host_memory.h"
@@ -28,19 +26,6 @@ class MadeStreams : public BalancedTest {
   std::uint64_t streams() {
     return sim_->calls(CallKind::kCreateStream) - sim_->calls(CallKind::kDestroyStream);
   }
-  // Each of the call's allocations fails in turn, then none.
-  static void repeat_with_little_memory(const std::function<void()>& call) {
-    bool done = false;
-    for (long n = 1; !done; ++n) {
-      ASSERT_LT(n, 1000);
-      const ShortHostMemory memory(n);
-      try {
-        call();
-      } catch (const std::bad_alloc&) {
-      }
-      done = !memory.failed();
-    }
-  }
 
   std::unique_ptr<SimDevice> sim_;
   std::optional<RobustDevice> device_;
@@ -52,7 +37,7 @@ TEST_F(MadeStreams, ALaneThatFindsNoPlaceIsDestroyed) {
   sim_->faults().add("stream_id:1=fail");
   EXPECT_DEVICE_ERROR((void)room.take({&use, 1}, true, 0), "");
   EXPECT_EQ(streams(), 0U);
-  repeat_with_little_memory([&] {
+  with_ever_more_memory([&] {
     if (const auto taken = room.take({&use, 1}, true, 0)) room.give_back(*taken);
   });
   EXPECT_EQ(streams(), 1U);
@@ -64,7 +49,7 @@ TEST_F(MadeStreams, OneThatJoinsOthersAndFindsNoPlaceIsDestroyed) {
   {
     Timelines timelines(*device_, 512);
     JoiningStreams joining(*device_, timelines);
-    repeat_with_little_memory([&] {
+    with_ever_more_memory([&] {
       (void)joining.advance(joined);
       sim_->wait_until_idle();
     });

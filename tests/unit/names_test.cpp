@@ -228,22 +228,12 @@ TEST_F(NamesTest, HostMemoryThatRunsOutLeavesNoDescriptorOpen) {
       {"tidy", [&] { remove_dead_sockets(directory_); }},
       {"unpublish", [&] { one.names.remove(name); }},
   };
+  const auto before = testing::Balance::now().descriptors;
   for (const auto& [what, call] : calls) {
-    bool done = false;
-    for (long n = 1; !done; ++n) {
-      ASSERT_LT(n, 1000) << what;
-      const auto before = testing::Balance::now().descriptors;
-      {
-        const testing::ShortHostMemory memory(n);
-        try {
-          call();
-        } catch (
-            const std::exception&) {  // an Error, where it is another call's to say what failed
-        }
-        done = !memory.failed();
-      }
-      ASSERT_EQ(testing::Balance::now().descriptors, before) << what << ", allocation " << n;
-    }
+    SCOPED_TRACE(what);
+    // An Error, where it is another call's to say what failed.
+    testing::with_ever_more_memory<std::exception>(
+        call, [&] { ASSERT_EQ(testing::Balance::now().descriptors, before); });
   }
   EXPECT_FALSE(look_up_name(name));
 }

@@ -1,7 +1,11 @@
 // Host memory that runs out when a test says so, for one thread and one allocation, or a few.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
+#include <new>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +24,27 @@ class ShortHostMemory {
   // Whether it came to that.
   [[nodiscard]] bool failed() const noexcept;
 };
+
+// Calls `function` again and again, each time with host memory for one allocation more, until that is
+// enough; behind each call, with plenty of it, `after`. A call without enough may throw a `Failure`.
+template <typename Failure = std::bad_alloc, typename Function, typename After = void (*)()>
+void with_ever_more_memory(
+    const Function& function, const After& after = [] {}) {
+  bool done = false;
+  for (long n = 1; !done; ++n) {
+    ASSERT_LT(n, 1000);
+    SCOPED_TRACE("allocation " + std::to_string(n) + " of host memory fails");
+    {
+      const ShortHostMemory memory(n);
+      try {
+        function();
+      } catch (const Failure&) {
+      }
+      done = !memory.failed();
+    }
+    after();
+  }
+}
 
 // While it lives, allocations of the calling thread do not count.
 class PlentyOfHostMemory {

@@ -144,23 +144,6 @@ class Upstream : public ProducerTest {
     ticket.generation = made.generation;
     return ticket;
   }
-  // The same again and again, each time with host memory for one allocation more.
-  template <typename Function>
-  void with_ever_more_memory(Function&& function) {
-    bool done = false;
-    for (long n = 1; !done; ++n) {
-      ASSERT_LT(n, 1000);
-      {
-        const ShortHostMemory memory(n);
-        try {
-          function();
-        } catch (const std::bad_alloc&) {
-        }
-        done = !memory.failed();
-      }
-      producer_->check_invariants();
-    }
-  }
   // What its row says: pairs of lease and number, and how it begins.
   UpstreamWord word_of(const ExportTicket& ticket) {
     return protocol::decode_upstream(ledger().export_row(ticket.export_index).upstream.load());
@@ -432,7 +415,9 @@ TEST_F(Upstream, HostMemoryThatRunsOutLosesNothing) {
   Forwarder first(*this), second(*this), third(*this);
   const ExportTicket two = pass_on(second, pass_on(first, ticket_, 5, 6), 7);
   std::optional<OwnOpen> own;
-  with_ever_more_memory([&] { own = producer_->open_own(two.export_index, two.generation); });
+  const auto check = [&] { producer_->check_invariants(); };
+  with_ever_more_memory([&] { own = producer_->open_own(two.export_index, two.generation); },
+                        check);
   ASSERT_TRUE(own);
   EXPECT_EQ(own->behind.size(), 3U);
   allocator_->unpin(own->block.block);
@@ -440,7 +425,7 @@ TEST_F(Upstream, HostMemoryThatRunsOutLosesNothing) {
   std::uint32_t slot = 0;
   ASSERT_EQ(third.consumer.claim(two, &slot), ClaimVerdict::kStands);
   const ForwardRequest request = request_of(two, slot, 9);
-  with_ever_more_memory([&] { three = sent_on(third, two, request); });
+  with_ever_more_memory([&] { three = sent_on(third, two, request); }, check);
   ASSERT_TRUE(three);
   EXPECT_EQ(named_by(*three).size(), 3U);
   end({&first, &second, &third});
