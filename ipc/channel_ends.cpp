@@ -21,10 +21,7 @@ constexpr int kMostLastMessages = 1024;
 // A lease whose tables were not handed out: there is nothing that its consumer could hold.
 void Channel::Impl::give_up(std::uint64_t id) {
   hear_out(id);  // what it declines
-  worker.post([this, lease = *peers.at(id).lease] {
-    keeper.lease_gone(lease, "it was handed nothing");
-    keeper.lease_quiet(lease);
-  });
+  worker.post([this, lease = *peers.at(id).lease] { keeper.lease_quiet(lease); });
   drop(id);
 }
 

@@ -25,6 +25,7 @@
 #include "ipc/questions.h"
 #include "tests/support/balance.h"
 #include "tests/support/eventually.h"
+#include "tests/unit/short_host_memory.h"
 
 namespace limbo::testing {
 
@@ -55,7 +56,10 @@ class FakeKeeper : public LeaseKeeper {
   void lease_gone(std::uint32_t lease, const std::string& why) override {
     note("gone " + std::to_string(lease) + " " + why);
   }
-  void lease_quiet(std::uint32_t lease) override { note("quiet " + std::to_string(lease)); }
+  void lease_quiet(std::uint32_t lease) override {
+    const PlentyOfHostMemory plenty;  // a producer needs none for that
+    note("quiet " + std::to_string(lease));
+  }
   void decline(std::uint32_t lease, std::uint32_t index, std::uint64_t generation) override {
     note("decline " + std::to_string(lease) + " " + std::to_string(index) + " " +
          std::to_string(generation));
