@@ -20,6 +20,8 @@ std::uint32_t Pieces::insert(std::uint64_t piece_id, int device, const Uuid& dev
     index = free_.back();
   } else if (records_.size() < ledger_.capacities().pieces) {
     index = static_cast<std::uint32_t>(records_.size());
+    // Room for every record's index: retire takes no memory, and a record that is made is listed.
+    if (free_.capacity() <= records_.size()) free_.reserve(2 * records_.size() + 1);
     records_.emplace_back();
     free_.push_back(index);
   } else {
@@ -59,7 +61,7 @@ void Pieces::set_unmap_wanted(std::uint32_t index, bool wanted) noexcept {
   store_word(index);
 }
 
-void Pieces::retire(std::uint32_t index) {
+void Pieces::retire(std::uint32_t index) noexcept {
   free_.push_back(index);
   PieceRecord& record = records_[index];
   index_of_.erase(record.piece_id);

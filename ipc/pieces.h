@@ -59,7 +59,7 @@ class Pieces {
     records_[index].refused = refused;
   }
   // The row is free for another piece; the generation tells old mappings apart.
-  void retire(std::uint32_t index);
+  void retire(std::uint32_t index) noexcept;
 
   [[nodiscard]] const PieceRecord& record(std::uint32_t index) const { return records_[index]; }
   [[nodiscard]] std::uint32_t touched() const noexcept {
@@ -71,7 +71,7 @@ class Pieces {
 
   LedgerView ledger_;
   std::vector<PieceRecord> records_;
-  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> free_;  // has room for all records
   std::unordered_map<std::uint64_t, std::uint32_t> index_of_;
 };
 

@@ -192,6 +192,7 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
     throw;
   }
 
+  auto unheard = spare.front().unheard.extract(spare.front().unheard.begin());
   if (forwarder == nullptr) {
     forwarders.splice(forwarders.end(), spare);
     forwarder = &forwarders.back();
@@ -201,12 +202,8 @@ std::uint32_t Producer::Impl::forward(std::uint32_t lease_number, const ForwardR
   } else if (forwarder->named == 0) {
     forwarder->signs = std::move(spare.front().signs);
   }
-  try {
-    forwarder->unheard.insert(*index);
-  } catch (...) {
-    exports.cancel_later(*index);
-    throw;
-  }
+  unheard.value() = *index;
+  forwarder->unheard.insert(std::move(unheard));
   if (const Shortage shortage =
           exports.forwards(*index, request.held.export_index, *forwarder, also, request.also_lost);
       shortage != Shortage::kNone) {
@@ -249,6 +246,7 @@ protocol::ClaimTarget Producer::forward(std::uint32_t lease_number, const Forwar
   }
   std::list<Forwarder> spare(1);
   spare.front().signs = signs;
+  spare.front().unheard.insert(0);  // the place of the export's
   std::vector<NamedNumber> also;
   also.reserve(request.also_behind.size());
   protocol::ClaimTarget made;

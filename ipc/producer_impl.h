@@ -62,7 +62,8 @@ struct Producer::Impl {
   [[nodiscard]] Forwarder* find_forwarder(std::uint32_t lease_number);
   // Nobody but a forwarder that will not name them knows of these.
   void withdraw_unheard(Forwarder& forwarder);
-  // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet.
+  // The new export. `spare`: a list of one, which is taken where the lease has not forwarded yet; it
+  // brings along a place in `unheard` in any case.
   // `also`: room for what the request names.
   std::uint32_t forward(std::uint32_t lease_number, const ForwardRequest& request,
                         std::list<Forwarder>& spare, std::vector<NamedNumber>& also);
