@@ -100,15 +100,21 @@ TimelinePoint Timelines::advance(StreamRef stream) {
 }
 
 std::uint32_t Timelines::entry_of(const StreamKey& key) {
-  if (const auto found = index_of_.find(key); found != index_of_.end()) return found->second;
-  std::uint32_t index = static_cast<std::uint32_t>(entries_.size());
-  if (index < capacity_) {
-    entries_.emplace_back().key = key;
-  } else {
-    index = take_over_landed(key);
+  // First: an entry that has the key and is not found by it would, taken over, take away the next one's.
+  const auto [place, is_new] = index_of_.try_emplace(key, 0);
+  if (!is_new) return place->second;
+  try {
+    place->second = static_cast<std::uint32_t>(entries_.size());
+    if (place->second < capacity_) {
+      entries_.emplace_back().key = key;
+    } else {
+      place->second = take_over_landed(key);
+    }
+  } catch (...) {
+    index_of_.erase(place);
+    throw;
   }
-  index_of_.emplace(key, index);
-  return index;
+  return place->second;
 }
 
 // Nothing is on its way to the word. After a failed write nobody knows.

@@ -11,6 +11,7 @@
 #include "sim_support.h"
 #include "tests/support/balance.h"
 #include "tests/support/eventually.h"
+#include "tests/unit/short_host_memory.h"
 
 namespace limbo {
 namespace {
@@ -57,6 +58,22 @@ TEST_F(LedgerTimelines, NumbersLandBehindTheStreamsWork) {
   sim().release_hold(hold);
   sim().synchronize_stream(a);
   EXPECT_EQ(value(timelines, first), 2U);
+}
+
+// Behind held streams no number lands. What a failed call had made is the second stream's, and the
+// first keeps its own.
+TEST_F(LedgerTimelines, HostMemoryThatRunsOutTakesNoTimelineAway) {
+  testing::RobustDevice device(sim());
+  const StreamRef first = stream();
+  const StreamRef second = stream();
+  Timelines timelines(device, 2);
+  const SimHold holds[] = {sim().hold_stream(first), sim().hold_stream(second)};
+  TimelinePoint point;
+  testing::with_ever_more_memory([&] { point = timelines.advance(first); });
+  (void)timelines.advance(second);
+  EXPECT_NO_THROW(EXPECT_EQ(timelines.advance(first).index, point.index));
+  for (const SimHold hold : holds) sim().release_hold(hold);
+  sim().wait_until_idle();
 }
 
 TEST_F(LedgerTimelines, StreamsHaveTimelinesOfTheirOwn) {
