@@ -7,11 +7,14 @@
 
 namespace limbo {
 
+namespace {
+
 // A batch that needs more than there may be starts on an empty stream.
-bool StreamRoom::full(const StreamKey& key, std::uint32_t more) const {
-  const auto found = unlanded_.find(key);
-  return found != unlanded_.end() && found->second > 0 && found->second + more > kMaxUnlanded;
+bool is_full(std::uint32_t unlanded, std::uint32_t more) {
+  return unlanded > 0 && unlanded + more > StreamRoom::kMaxUnlanded;
 }
+
+}  // namespace
 
 // The emptiest.
 std::optional<StreamUse> StreamRoom::lane_with_room(int device, std::uint32_t entries) const {
@@ -22,7 +25,7 @@ std::optional<StreamUse> StreamRoom::lane_with_room(int device, std::uint32_t en
   for (const StreamUse& lane : lanes->second) {
     const auto found = unlanded_.find(key_of(lane));
     const std::uint32_t load = found == unlanded_.end() ? 0 : found->second;
-    if (full(key_of(lane), entries) || (best && load >= least)) continue;
+    if (is_full(load, entries) || (best && load >= least)) continue;
     best = lane;
     least = load;
   }
@@ -31,23 +34,41 @@ std::optional<StreamUse> StreamRoom::lane_with_room(int device, std::uint32_t en
   return best;
 }
 
+// `taken` gets the place where each stream is, or would be.
+bool StreamRoom::have_room(std::span<const StreamUse> streams, Taken& taken) {
+  taken.entries.clear();
+  for (const StreamUse& use : streams) {
+    const StreamKey key = key_of(use);
+    const auto place = unlanded_.lower_bound(key);
+    if (place != unlanded_.end() && place->first == key && is_full(place->second, 1)) return false;
+    taken.entries.emplace_back(place, 1);
+  }
+  return true;
+}
+
+// All of them, or none: the places are made first.
+void StreamRoom::take_places(std::span<const StreamUse> streams, Taken& taken) {
+  for (std::size_t i = 0; i < taken.entries.size(); ++i) {
+    Unlanded::iterator& place = taken.entries[i].first;
+    place = unlanded_.try_emplace(place, key_of(i < streams.size() ? streams[i] : *taken.lane));
+  }
+  for (const auto& [place, count] : taken.entries) place->second += count;
+}
+
 std::optional<StreamRoom::Taken> StreamRoom::take(std::span<const StreamUse> streams, bool by_lane,
                                                   int lane_device) {
   Taken taken;
   taken.entries.reserve(streams.size() + 1);
-  for (const StreamUse& use : streams) taken.entries.push_back({key_of(use), 1});
   const auto on_lane = static_cast<std::uint32_t>(streams.size() + 1);
   while (true) {
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& [key, count] : taken.entries) {
-        if (full(key, count)) return std::nullopt;
-      }
+      if (!have_room(streams, taken)) return std::nullopt;
       if (by_lane) taken.lane = lane_with_room(lane_device, on_lane);
       if (!by_lane || taken.lane) {
-        if (by_lane) taken.entries.push_back({key_of(*taken.lane), on_lane});
-        for (const auto& [key, count] : taken.entries) unlanded_.try_emplace(key);
-        for (const auto& [key, count] : taken.entries) unlanded_[key] += count;
+        if (by_lane)
+          taken.entries.emplace_back(unlanded_.lower_bound(key_of(*taken.lane)), on_lane);
+        take_places(streams, taken);
         return taken;
       }
       if (lanes_[lane_device].size() >= kMaxLanes) return std::nullopt;
@@ -62,9 +83,8 @@ std::optional<StreamRoom::Taken> StreamRoom::take(std::span<const StreamUse> str
 
 void StreamRoom::give_back(const Taken& taken) noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, count] : taken.entries) {
-    const auto found = unlanded_.find(key);
-    if ((found->second -= count) == 0) unlanded_.erase(found);
+  for (const auto& [place, count] : taken.entries) {
+    if ((place->second -= count) == 0) unlanded_.erase(place);
   }
 }
 

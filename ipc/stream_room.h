@@ -31,8 +31,10 @@ class StreamRoom {
   using StreamKey = std::pair<int, std::uint64_t>;
   static StreamKey key_of(const StreamUse& use) noexcept { return {use.stream.device, use.id}; }
 
+  using Unlanded = std::map<StreamKey, std::uint32_t>;
+  // Places in the room's map, which keeps them for as long as they are taken.
   struct Taken {
-    std::vector<std::pair<StreamKey, std::uint32_t>> entries;
+    std::vector<std::pair<Unlanded::iterator, std::uint32_t>> entries;
     std::optional<StreamUse> lane;
   };
   struct Event {
@@ -57,12 +59,13 @@ class StreamRoom {
   void give_back(const Event& event) noexcept;
 
  private:
-  [[nodiscard]] bool full(const StreamKey& key, std::uint32_t more) const;
+  [[nodiscard]] bool have_room(std::span<const StreamUse> streams, Taken& taken);
+  void take_places(std::span<const StreamUse> streams, Taken& taken);
   [[nodiscard]] std::optional<StreamUse> lane_with_room(int device, std::uint32_t entries) const;
 
   Device& device_;
   std::mutex mutex_;  // guards what follows
-  std::map<StreamKey, std::uint32_t> unlanded_;
+  Unlanded unlanded_;
   std::map<int, std::vector<StreamUse>> lanes_;
   std::vector<Event> spare_events_;
 };
