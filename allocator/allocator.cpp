@@ -51,7 +51,6 @@ Allocator::Impl::~Impl() {
     for (ThreadCache* cache : caches) cache->disown();
   }
   for (const auto& at : heaps) {
-    if (driver_is_gone.load()) break;
     for (const auto& [key, queue] : at->waits) {
       DeviceHeap& events_of = *heaps[static_cast<std::size_t>(key.first)];
       for (const Wait& wait : queue) events_of.events.give(wait.event);
@@ -64,7 +63,7 @@ Allocator::Impl::~Impl() {
     }
   }
   for (const auto& at : heaps) {
-    if (!driver_is_gone.load()) at->events.destroy_all(device, at->device);
+    at->events.destroy_all(device, at->device);
   }
   for (Callback* callback = first_callback.load(); callback != nullptr;) {
     Callback* next = callback->next.load();
@@ -254,10 +253,6 @@ std::size_t Allocator::limit_bytes(int device) const {
   const DeviceHeap& at = impl_->heap(device);
   const std::lock_guard lock(at.mutex);
   return at.limit_bytes;
-}
-
-void Allocator::driver_gone() noexcept {
-  impl_->driver_is_gone.store(true);
 }
 
 bool Allocator::used() const noexcept {

@@ -207,11 +207,6 @@ class Allocator {
   void set_limit_bytes(int device, std::size_t limit_bytes);
   [[nodiscard]] std::size_t limit_bytes(int device) const;
 
-  // From now on the driver is not called any more (the process is ending and the driver may be gone
-  // already): frees are accepted, nothing is returned, and an allocation that needs new memory
-  // throws Error(kDeviceError). Cannot be undone.
-  void driver_gone() noexcept;
-
   // For all devices, from the next miss on. Throws Error(kBadArgument) for a value out of range.
   void set_policy(const AllocationPolicy& policy);
 

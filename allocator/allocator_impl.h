@@ -276,7 +276,6 @@ struct Allocator::Impl final : public ThreadCacheOwner {
   std::atomic<Block*> let_go_head{nullptr};  // pushed and taken whole: no pop, so no ABA
   std::atomic<Lender*> lender{nullptr};
   std::atomic<bool> used{false};
-  std::atomic<bool> driver_is_gone{false};
 
   // Callbacks in the order of registration; nodes are never removed, so the list is read without a
   // lock.

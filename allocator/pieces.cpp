@@ -122,7 +122,7 @@ bool Allocator::Impl::return_piece(DeviceHeap& at, Segment& segment) {
 std::size_t Allocator::Impl::return_pieces(DeviceHeap& at, const Pool* only) {
   std::size_t returned = 0;
   std::uint64_t last_id = 0;
-  while (!driver_is_gone.load() && !capturing(at)) {
+  while (!capturing(at)) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
@@ -140,7 +140,7 @@ std::size_t Allocator::Impl::return_pieces(DeviceHeap& at, const Pool* only) {
 // there is room for it. True when any went.
 bool Allocator::Impl::return_uncut(DeviceHeap& at, const Request& request) {
   std::size_t returned_bytes = 0;
-  while (returned_bytes < request.size_bytes && !driver_is_gone.load() && !capturing(at)) {
+  while (returned_bytes < request.size_bytes && !capturing(at)) {
     Segment* segment = nullptr;
     {
       const std::lock_guard lock(at.mutex);
@@ -160,7 +160,7 @@ void Allocator::Impl::collect_garbage(DeviceHeap& at, const Request& request) {
     const std::lock_guard lock(at.mutex);
     if (at.policy.garbage_collection_threshold <= 0) return;
   }
-  if (driver_is_gone.load() || in_capture(at, request)) return;
+  if (in_capture(at, request)) return;
   const std::size_t capacity_bytes = device.memory_info(at.device).total_bytes;
   while (!capturing(at)) {
     Segment* segment = nullptr;

@@ -128,7 +128,6 @@ void* Allocator::Impl::make_piece(DeviceHeap& at, const Pool& pool, std::size_t 
 
 bool Allocator::Impl::capturing(DeviceHeap& at) noexcept {
   if (!at.routed()) return false;
-  if (driver_is_gone.load()) return true;
   try {
     std::vector<StreamHandle> asked;  // not the routes: their filters must go when they end
     {
@@ -148,8 +147,7 @@ bool Allocator::Impl::capturing(DeviceHeap& at) noexcept {
 }
 
 bool Allocator::Impl::in_capture(DeviceHeap& at, const Request& request) {
-  if (capturing(at)) return true;
-  return !driver_is_gone.load() && device.is_capturing(request.stream);
+  return capturing(at) || device.is_capturing(request.stream);
 }
 
 std::shared_ptr<Pool> Allocator::Impl::known_pool(DeviceHeap& at, PoolId id) {

@@ -114,9 +114,6 @@ void Allocator::Impl::run_callbacks() {
 // What could not be entered goes back to its maker, as if it had never been.
 Segment* Allocator::Impl::take_piece(DeviceHeap& at, const Request& request,
                                      std::size_t size_bytes) {
-  if (driver_is_gone.load()) {
-    throw Error(ErrorCode::kDeviceError, "The driver is gone: the process is ending.");
-  }
   used.store(true, std::memory_order_relaxed);
   Pool& pool = pool_of(at, request);
   Provider& maker = maker_of(pool);
@@ -288,11 +285,9 @@ void Allocator::Impl::throw_out_of_memory(DeviceHeap& at, const Request& request
   std::string holders;
   std::vector<MemoryUser> users;
   try {
-    if (!driver_is_gone.load()) {
-      info = device.memory_info(at.device);
-      // Nobody reads them where no device could hold the request.
-      if (request.size_bytes < sizes::kExabyte) users = find_memory_users(device, at.device);
-    }
+    info = device.memory_info(at.device);
+    // Nobody reads them where no device could hold the request.
+    if (request.size_bytes < sizes::kExabyte) users = find_memory_users(device, at.device);
     Lender* const asked = lender.load(std::memory_order_acquire);
     if (asked != nullptr) holders = asked->describe_holders(at.device);
   } catch (const std::exception&) {  // the report goes out with what is known

@@ -56,7 +56,6 @@ Allocator::Impl::PlannedWaits Allocator::Impl::plan_waits(DeviceHeap& at, Block*
 }
 
 EventHandle Allocator::Impl::try_record(StreamRef stream) noexcept {
-  if (driver_is_gone.load()) return nullptr;
   EventPool& pool = heaps[static_cast<std::size_t>(stream.device)]->events;
   EventHandle event = nullptr;
   const StreamQuestion question(device);
@@ -223,7 +222,7 @@ void Allocator::Impl::complete_queue(DeviceHeap& at, const DeviceHeap::StreamKey
 }
 
 void Allocator::Impl::complete_events(DeviceHeap& at) {
-  if (!at.anything_waits() || driver_is_gone.load() || capturing(at)) return;
+  if (!at.anything_waits() || capturing(at)) return;
   retry_unrecorded(at);
   std::vector<DeviceHeap::StreamKey> keys;
   std::uint64_t youngest = 0;
@@ -263,7 +262,7 @@ void Allocator::Impl::wait_for_events(DeviceHeap& at, const Pool* only, Sync syn
     });
   };
   std::chrono::microseconds pause(10);
-  while (!driver_is_gone.load() && !capturing(at)) {
+  while (!capturing(at)) {
     complete_events(at);
     if (!waited_for()) return;
     std::this_thread::sleep_for(pause);
