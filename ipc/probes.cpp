@@ -21,6 +21,7 @@
 #include "ipc/channel_socket.h"
 #include "ipc/lease_watch.h"
 #include "ipc/life_line.h"
+#include "ipc/made_stream.h"
 #include "ipc/owned_fd.h"
 #include "ipc/packet.h"
 #include "ipc/runtime_directory.h"
@@ -218,20 +219,22 @@ Probe probe_stream_memory_operations(Device& device, int index) {
     }
     const SharedMemory memory = SharedMemory::create("limbo-probe", kPage, ReceiverMay::kWrite);
     auto* words = static_cast<std::uint64_t*>(memory.data());
-    const StreamRef stream{index, device.create_stream(index)};
-    device.register_host_memory(index, memory.host_memory(kPage));
     const WordWrite first{&words[0], 7};
     const WordWrite second{&words[1], 9};
     std::string failure;
-    try {
-      device.write_words(stream, {&first, 1});
-      device.wait_word(stream, &words[0], 7);
-      device.write_words(stream, {&second, 1});
-      device.synchronize_stream(stream);
-    } catch (const Error& error) {
-      failure = error.what();
+    {
+      const MadeStream made(device, index);
+      const StreamRef stream = made.get();
+      device.register_host_memory(index, memory.host_memory(kPage));
+      try {
+        device.write_words(stream, {&first, 1});
+        device.wait_word(stream, &words[0], 7);
+        device.write_words(stream, {&second, 1});
+        device.synchronize_stream(stream);
+      } catch (const Error& error) {
+        failure = error.what();
+      }
     }
-    device.destroy_stream(stream);
     device.unregister_host_memory(memory.data());
     if (!failure.empty()) return {.works = false, .seen = failure, .advice = advice};
     const bool landed =

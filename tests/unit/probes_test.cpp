@@ -69,5 +69,17 @@ TEST_F(ProbesTest, AWriteThatFailsIsTold) {
   EXPECT_FALSE(probe.advice.empty());
 }
 
+TEST_F(ProbesTest, MemoryThatCannotBeRegisteredLeavesNoStream) {
+  SimDevice& device = as_sim(process_device());
+  device.reset_calls();
+  device.faults().add("register:1=fail");
+  const Probe probe = probe_stream_memory_operations(device, 0);
+  device.faults().clear();
+  EXPECT_FALSE(probe.works);
+  EXPECT_FALSE(probe.advice.empty());
+  EXPECT_EQ(device.calls(CallKind::kCreateStream), 1U);
+  EXPECT_EQ(device.calls(CallKind::kDestroyStream), 1U);
+}
+
 }  // namespace
 }  // namespace limbo
