@@ -86,7 +86,8 @@ void require_device_unused(c10::cuda::CUDACachingAllocator::CUDAAllocator& curre
     throw Error(ErrorCode::kAlreadyInUse,
                 "The CUDA allocator \"" + current.name() +
                     "\" is in place and initialised, and cannot say whether its memory is used.",
-                kAdvice);
+                // One that Python makes says so from the start: being earlier would not help.
+                "Install Limbo instead of it, without torch.cuda.memory.change_current_allocator.");
   }
   if (stats.reserved_bytes[0].current == 0) return;
   throw Error(ErrorCode::kAlreadyInUse,

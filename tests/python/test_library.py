@@ -245,6 +245,22 @@ assert torch._C._cuda_getAllocator() is wrapper
     assert done.returncode == 0, done.stderr
 
 
+def test_another_plug_in_is_refused_whenever_enable_comes() -> None:
+    """It says that it is initialised from the start, so coming earlier would not help."""
+    code = """
+try:
+    torch_limbo.enable()
+except torch_limbo.LimboError as error:
+    assert error.code == "already_in_use", error
+    print(error)
+assert torch.cuda.get_allocator_backend() == "pluggable"
+"""
+    done = run_python(STOCK_LOADING + code, "libc.so.6", "malloc", "free")
+    assert done.returncode == 0, done.stderr
+    assert "change_current_allocator" in done.stdout
+    assert "first CUDA tensor" not in done.stdout
+
+
 def test_numbers_of_every_visible_device(tmp_path: Path) -> None:
     code = """
 import torch, torch_limbo
