@@ -25,8 +25,8 @@ struct ShareTensorOptions {
 
 // Work that the current stream has queued comes before the receiver's. Never waits, but for received
 // memory, whose owner is asked: at most a second. Errors: kNotLendable (which tensor, why, what to
-// do), kBadArgument, kLedgerFull, kNoChannel; of received memory kWithdrawn, kExpired,
-// kProducerExited too.
+// do), kBadArgument, kNotAvailableYet (the current stream is being captured), kLedgerFull, kNoChannel,
+// kDeviceError; of received memory kGone, kWithdrawn, kExpired, kProducerExited too.
 [[nodiscard]] Bytes share_tensor(const at::Tensor& tensor, const ShareTensorOptions& options = {});
 
 // Opens a message. `device`: the index to open on; default: the owner's GPU. The current stream

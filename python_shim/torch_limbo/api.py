@@ -38,7 +38,7 @@ class Holder:
     state: str
     """"connected", or "quarantine": it has ended, and its GPU work may still run."""
     why: str
-    """What a quarantine waits for; empty for a connected process."""
+    """What a quarantine waits for, or that a connected one's GPU context is lost; else empty."""
     claims: int
     """Messages of this process that it has open, or that its GPU has not yet let go of."""
     bytes: int
@@ -155,6 +155,9 @@ def enable(multiprocessing: str = "limbo", **options: int) -> None:
 def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) -> bytes:
     """A message that lends the tensor's memory: bytes that may travel by any road.
 
+    Lent is the whole storage, also of a view: tensors of one storage here are of one storage there,
+    and the block comes back as one.
+
     The receiver's work on the tensor comes behind what the current stream has queued now. The
     memory is not reused before the receiver has let go of it on its GPU. ``consumers``: how many
     processes are promised the memory, 1 to 1,000,000: until so many have opened the message
@@ -177,8 +180,8 @@ def share(tensor: torch.Tensor, consumers: int = 1, ttl: float | None = None) ->
     subclass of Tensor other than Parameter, what ``torch.func`` gives to a function that it
     transforms), ``not_available_yet`` (the current stream is being captured into a graph),
     ``ledger_full``, ``no_channel``, ``device_error`` (a driver call failed; this process's GPU
-    context is lost), ``forked_child``; of a received tensor also ``withdrawn``, ``expired`` and
-    ``producer_exited`` (send ``clone()``).
+    context is lost), ``forked_child``; of a received tensor also ``gone``, ``withdrawn``,
+    ``expired`` and ``producer_exited`` (send ``clone()``).
     """
     kind = checked_for_sending(tensor, ttl)
     if not isinstance(consumers, int) or not 1 <= consumers <= _MOST_CONSUMERS:
@@ -363,10 +366,40 @@ def processes() -> list[LendingProcess]:
 def stats() -> dict[str, Any]:
     """Numbers about lending and receiving, and about memory.
 
-    The counts of sharing, and over all devices the sums of ``limbo_blocks`` (freed here and still
-    lent), ``limbo_bytes``, ``held_for_readers_bytes``, ``allocated_bytes``, ``active_bytes`` and
-    ``reserved_bytes``; under ``devices`` the same for each visible device, whether it was used or
-    not. In a process that has used none yet all are 0, and ``devices`` is empty.
+    ====================== ================================================================
+    name                   what
+    ====================== ================================================================
+    exports_open           messages of this process that are not over
+    in_flight              promises of these that nobody has come for yet
+    held_claims            holds of others on them, as far as noted
+    sends                  messages made, since the start, as the next four
+    forwards               messages made for those who send on what they hold
+    closed                 messages that are over
+    expired                those whose time limit had passed
+    withdrawn              those that were taken back
+    forwarders             processes that have sent on what is not over yet
+    leases_connected       living processes that are connected to this one
+    leases_quarantined     ended ones whose GPU work may still run
+    leases_swept           ended ones whose memory has come back, since the start
+    claims_swept           what these held
+    receives               messages opened here, since the start
+    releases               those let go of, since the start
+    releases_pending       releases that this process's GPU has not passed yet
+    double_releases        second releases of one block, which do nothing
+    pieces_mapped          other processes' segments that are mapped here
+    opens, closes          mappings made and taken away by the driver, since the start
+    forwarders_met         others, alive, that have sent on what was opened here
+    limbo_blocks           blocks freed here and still lent
+    limbo_bytes            their memory
+    held_for_readers_bytes free memory that stays reserved because other processes map it
+    allocated_bytes        as torch's statistics have it; so the next two
+    active_bytes           allocated, in limbo, or waiting for a stream
+    reserved_bytes         taken from the driver
+    ====================== ================================================================
+
+    Those about memory, from ``limbo_blocks`` on, are sums over all devices; under ``devices`` they
+    stand for each visible device, whether it was used or not. In a process that has used none yet
+    all are 0, and ``devices`` is empty.
     """
     numbers = _library.json_of(_library.load().limbo_stats_json())
     result: dict[str, Any] = dict(numbers["sharing"])

@@ -28,18 +28,22 @@ class LimboError(RuntimeError):
     interior_free        a pointer into a block was freed
     not_lendable         memory that Limbo did not allocate, or that cannot be shared
     bad_descriptor       truncated, altered, or of another version; nothing was touched
-    gone                 the message is over, its memory is not the sender's any more
+    gone                 the message is over, its memory is not the sender's any more; of received
+                         memory that is sent on: its owner has taken it back
     withdrawn            the sender took the message back
     expired              the message was opened after its time limit
-    producer_exited      the process that owns the memory has ended
+    producer_exited      the process that owns the memory has ended, or has lost its GPU context
     device_not_visible   the owner's GPU is not visible to this process
-    no_channel           the owner cannot be reached
+    no_channel           the owner cannot be reached, does not answer in time, is of another
+                         version or user, or has no room for this process
     ledger_full          a table is full; the text names the option to raise
     device_error         a driver call failed
     not_resizable        a received storage cannot grow
     forked_child         this process was forked after its parent had used the device
-    not_available_yet    a designed feature that this version does not have yet
-    already_in_use       ``enable()`` came after CUDA memory had been used
+    not_available_yet    what this version cannot do yet: sending while a stream of the sender is
+                         being captured into a graph
+    already_in_use       ``enable()`` came after CUDA memory had been used or after another plug-in,
+                         an option after it was fixed, or a second copy of the library is loaded
     wrong_torch          the library was built for another minor version of torch
     name_taken           a living process publishes something under this name
     no_such_name         nobody publishes anything under this name
