@@ -143,7 +143,7 @@ class Registry:
         here is on it. Letting it die does the same. Released before: nothing happens.
 
         Errors: ``bad_argument`` for a tensor that was not received, and for what ``torch.func``
-        gives to a function that it transforms.
+        gives to a function that it transforms; ``forked_child``.
         """
         if not isinstance(tensor, torch.Tensor):
             raise LimboError(
@@ -158,6 +158,8 @@ class Registry:
                 f"release takes a tensor that acquire gave, and this one, of shape "
                 f"{tuple(tensor.shape)} on {tensor.device}, is this process's own.",
             )
+        with limbo_errors():
+            torch.ops.limbo.is_orphaned(tensor)  # for its error in a fork child
         index = tensor.device.index or 0
         tensor.data = reductions.empty_tensor(tensor.dtype, index)
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -307,29 +309,63 @@ def test_nothing_that_a_fork_child_calls_ends_it(peer: Peer) -> None:
     peer.call(remote.drop, "t")
 
 
-def test_a_child_forked_after_the_first_use_is_told(peer: Peer) -> None:
-    tensor = sim.full((3,), 1.0)
-    peer.call(remote.receive, "t", torch_limbo.share(tensor))
+def _in_fork_child(use: Callable[[], object]) -> str:
+    """What a child that is forked here meets: the code of an error of Limbo's, else its words."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        code = "no error"
+        met = "no error"
         try:
-            torch_limbo.share(tensor)
+            use()
         except LimboError as error:
-            code = error.code
+            met = error.code
         except BaseException as error:
-            code = repr(error)
-        os.write(writer, code.encode())
+            met = repr(error)
+        os.write(writer, met.encode())
         os._exit(0)
     os.close(writer)
-    assert os.read(reader, 1000) == b"forked_child"
-    os.close(reader)
+    with os.fdopen(reader) as told:
+        met = told.read()
     assert os.waitpid(child, 0)[1] == 0
+    return met
+
+
+def test_a_child_forked_after_the_first_use_is_told(peer: Peer) -> None:
+    tensor = sim.full((3,), 1.0)
+    peer.call(remote.receive, "t", torch_limbo.share(tensor))
+    assert _in_fork_child(partial(torch_limbo.share, tensor)) == "forked_child"
     # The child's end took nothing from its parent.
     assert bool((peer.call(remote.values, "t") == 1.0).all())
     del tensor
     peer.call(remote.drop, "t")
+
+
+def test_every_function_says_that_its_child_was_forked() -> None:
+    tensor = sim.full((3,), 1.0)
+    message = torch_limbo.share(tensor)
+    received = torch_limbo.receive(message)
+    registry = torch_limbo.Registry("forked")
+    uses: dict[str, Callable[[], object]] = {
+        "share": lambda: torch_limbo.share(tensor),
+        "receive": lambda: torch_limbo.receive(message),
+        "withdraw": lambda: torch_limbo.withdraw(message),
+        "is_orphaned": lambda: torch_limbo.is_orphaned(received),
+        "collect": torch_limbo.collect,
+        "reap": torch_limbo.reap,
+        "holders": torch_limbo.holders,
+        "processes": torch_limbo.processes,
+        "stats": torch_limbo.stats,
+        "publish": lambda: registry.publish("name", tensor),
+        "unpublish": lambda: registry.unpublish("name"),
+        "acquire": lambda: registry.acquire("name"),
+        "release": lambda: registry.release(received),
+        "names": registry.names,
+        "registry.holders": lambda: registry.holders("name"),
+        "registry.reap": registry.reap,
+    }
+    met = {name: _in_fork_child(use) for name, use in uses.items()}
+    assert met == dict.fromkeys(uses, "forked_child")
+    assert bool((sim.read(received) == 1.0).all())
 
 
 def test_exit_with_a_living_reader_is_quiet(peer: Peer) -> None:
