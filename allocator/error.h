@@ -23,15 +23,15 @@ enum class ErrorCode : std::uint8_t {
   kGone,              // the export is over: its memory is not the sender's message any more
   kWithdrawn,         // the sender took the message back
   kExpired,           // the message was opened after its time limit
-  kProducerExited,    // the process that owns the memory has ended
+  kProducerExited,    // the process that owns the memory has ended, or has lost its GPU context
   kDeviceNotVisible,  // the owner's GPU is not visible to this process
   kNoChannel,         // the owner cannot be reached; the text has the path and the cause
   kLedgerFull,        // a table of fixed capacity is full; the text names the option to raise
   kDeviceError,       // a driver call failed; the text has the call and the driver's words
   kNotResizable,      // a received storage cannot grow
   kForkedChild,       // this process was forked after its parent had used the device
-  kNotAvailableYet,   // a designed feature that this version does not have yet
-  kAlreadyInUse,      // installation after CUDA memory was used
+  kNotAvailableYet,   // what this version cannot do yet; the text says what
+  kAlreadyInUse,      // installation after CUDA memory was used; a fixed option; a second copy
   kWrongTorch,        // built for another minor version of torch
   kNameTaken,         // a living process publishes something under this name
   kNoSuchName,        // nobody publishes anything under this name

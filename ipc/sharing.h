@@ -182,7 +182,7 @@ class Sharing {
 
   // Makes the block that holds `data` claimable once more and returns a descriptor of
   // [data, data + size_bytes), with `extra` (at most 64 KiB, opaque here) under the same checksum.
-  // Errors: kNotLendable, kLedgerFull, kNotAvailableYet, kBadArgument, kNoChannel.
+  // Errors: kNotLendable, kLedgerFull, kNotAvailableYet, kBadArgument, kNoChannel, kDeviceError.
   // Memory of a received block that lives is sent on: its owner makes the export, and is asked and
   // waited for, at most a second. The third process's work comes behind that of the owner and of
   // this process. Errors then also: kGone, kWithdrawn, kExpired, kProducerExited (send a copy).
@@ -190,12 +190,12 @@ class Sharing {
                                     const ShareOptions& options, ByteSpan extra) = 0;
 
   // Errors: kBadDescriptor, kGone, kWithdrawn, kExpired, kProducerExited, kDeviceNotVisible,
-  // kNoChannel, kLedgerFull, kDeviceError, and what check_extra throws. After an error nothing is held,
-  // and the sender expects this process no more (where it can be told; else until the message's time
-  // is over, as after bytes that are no descriptor); a piece that was mapped for it may stay in the
-  // import cache. Blocks up to the handshake deadline on the first message
-  // of a producer, for the driver's open on the first message of a piece, and a fraction of a
-  // second when this process's row is full of releases that the producer has not noted yet.
+  // kNoChannel, kLedgerFull, kDeviceError, kBadArgument (a stream that is being captured; `device`),
+  // and what check_extra throws. After an error nothing is held, and the sender expects this process no
+  // more (where it can be told; else until the message's time is over, as after bytes that are no
+  // descriptor); a piece that was mapped for it may stay in the import cache. Blocks up to the handshake
+  // deadline on the first message of a producer, for the driver's open on the first message of a piece,
+  // and a fraction of a second when this process's row is full of releases that are not noted yet.
   [[nodiscard]] virtual Received receive(ByteSpan descriptor, const ReceiveOptions& options) = 0;
 
   // The `extra` of a descriptor, checked, without claiming anything.
