@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -112,6 +113,9 @@ void require_settings_allow() {
   } catch (const c10::Error& error) {
     throw Error(ErrorCode::kBadArgument, "torch refuses its allocator settings (\"" + settings +
                                              "\"): " + error.what_without_backtrace());
+  } catch (const std::logic_error& error) {  // of std::stoull and its like, for what is no number
+    throw Error(ErrorCode::kBadArgument, "torch refuses its allocator settings (\"" + settings +
+                                             "\"): " + error.what() + ": no number, or too great.");
   }
 }
 

@@ -181,7 +181,17 @@ assert os.path.samefile(torch_limbo.library_path(), path)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_backend_in_the_configuration_is_refused() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "backend:native",
+        "no_such_key:1",
+        "max_split_size_mb:x",  # torch throws what std::stoull does
+        "max_split_size_mb:99999999999999999999999",
+        "garbage_collection_threshold:x",
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(settings: str) -> None:
     code = """
 import torch_limbo
 try:
@@ -189,9 +199,9 @@ try:
 except torch_limbo.LimboError as error:
     print(error.code, error)
 """
-    done = run_python(code, PYTORCH_CUDA_ALLOC_CONF="backend:native")
+    done = run_python(code, PYTORCH_CUDA_ALLOC_CONF=settings)
     assert done.stdout.startswith("bad_argument"), done.stdout + done.stderr
-    assert "backend" in done.stdout
+    assert settings in done.stdout
 
 
 def test_the_allocator_as_an_object() -> None:
