@@ -36,8 +36,9 @@ SMALL_REQUEST_BYTES = MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 
-#: About 25 ms on a GPU of 2 GHz; a test that needs a stream to be busy waits for nothing else.
-SOME_CYCLES = 50_000_000
+#: About 200 ms on a GPU of 2 GHz: longer than a host that is busy itself takes to come to what a
+#: test does behind such work.
+SOME_CYCLES = 400_000_000
 
 PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
@@ -46,6 +47,13 @@ DEFAULT_POOL: PoolId = (0, 0)
 def native_differs(why: str) -> pytest.MarkDecorator:
     """For what Limbo does on purpose in another way than torch's own allocator."""
     return pytest.mark.skipif(NATIVE, reason=f"Limbo's own: {why}")
+
+
+#: For tests of what happens while a stream is busy. tests/gpu/sanitize.py sets the variable.
+needs_overlap = pytest.mark.skipif(
+    os.environ.get("LIMBO_TESTS_SERIAL", "") == "1",
+    reason="compute-sanitizer lets no call return before its kernel is over",
+)
 
 
 # ---- installing ---------------------------------------------------------------------------------
@@ -307,6 +315,11 @@ def busy(stream: torch.cuda.Stream, cycles: int = SOME_CYCLES) -> Iterator[None]
     with torch.cuda.stream(stream):
         torch.cuda._sleep(cycles)
         yield
+
+
+def require_busy(stream: torch.cuda.Stream) -> None:
+    """Fail where the work that `busy` put on the stream is over: it was to outlast the test's."""
+    assert not stream.query(), "the stream was waited for, or the host took longer than its work"
 
 
 def in_threads(count: int, work: Callable[[int], None], timeout: float = 60) -> None:

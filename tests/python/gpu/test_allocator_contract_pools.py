@@ -22,6 +22,8 @@ from contract import (
     live_blocks,
     memory_use,
     native_differs,
+    needs_overlap,
+    require_busy,
     segments,
     settle,
     stat,
@@ -112,6 +114,7 @@ def test_empty_cache_of_everything_while_a_pool_is_there() -> None:
     check_statistics()
 
 
+@needs_overlap
 def test_record_stream_in_a_pool() -> None:
     pool = torch.cuda.MemPool()
     side = torch.cuda.Stream()
@@ -123,6 +126,7 @@ def test_record_stream_in_a_pool() -> None:
         tensor.record_stream(side)
         del tensor
         other = full(30 * MIB, 9)
+        require_busy(side)
         assert other.data_ptr() != address
     torch.cuda.synchronize()
     assert bool((copy == 1).all())

@@ -15,6 +15,8 @@ from contract import (
     empty,
     full,
     in_threads,
+    needs_overlap,
+    require_busy,
     stat,
 )
 
@@ -30,6 +32,7 @@ def used_on(stream: torch.cuda.Stream, tensor: torch.Tensor, cycles: int = SOME_
     tensor.record_stream(stream)
 
 
+@needs_overlap
 def test_memory_is_not_reused_while_another_stream_uses_it() -> None:
     side = torch.cuda.Stream()
     tensor = full(SIZE)
@@ -37,12 +40,14 @@ def test_memory_is_not_reused_while_another_stream_uses_it() -> None:
     address = tensor.data_ptr()
     allocated, active = stat("allocated_bytes"), stat("active_bytes")
     del tensor
-    assert stat("allocated_bytes") == allocated - SIZE
-    assert stat("active_bytes") == active, "it is still in use"
-    assert block_at(address)["state"] not in ("active_allocated", "inactive")
+    allocated_since, active_since = stat("allocated_bytes"), stat("active_bytes")
+    state = block_at(address)["state"]
     other = empty(SIZE)
+    require_busy(side)
+    assert allocated_since == allocated - SIZE
+    assert active_since == active, "it is still in use"
+    assert state not in ("active_allocated", "inactive")
     assert other.data_ptr() != address
-    assert not side.query(), "the side stream ended too early for this test"
     torch.cuda.synchronize()
     again = empty(SIZE)
     assert again.data_ptr() == address
@@ -64,6 +69,7 @@ def test_the_late_reader_sees_its_data() -> None:
         assert bool((result == value).all())
 
 
+@needs_overlap
 def test_a_view_with_an_offset() -> None:
     side = torch.cuda.Stream()
     tensor = full(SIZE)
@@ -73,6 +79,7 @@ def test_a_view_with_an_offset() -> None:
     used_on(side, view)
     del tensor, view
     other = empty(SIZE)
+    require_busy(side)
     assert other.data_ptr() != address
     torch.cuda.synchronize()
     again = empty(SIZE)
@@ -89,6 +96,7 @@ def test_the_home_stream_is_not_waited_for() -> None:
     assert again.data_ptr() == address
 
 
+@needs_overlap
 def test_several_streams_are_all_waited_for() -> None:
     sides = [torch.cuda.Stream() for _ in range(4)]
     tensor = full(SIZE)
@@ -98,6 +106,7 @@ def test_several_streams_are_all_waited_for() -> None:
     del tensor
     sides[0].synchronize()
     other = empty(SIZE)
+    require_busy(sides[-1])
     assert other.data_ptr() != address
     torch.cuda.synchronize()
     again = empty(SIZE)
@@ -116,6 +125,7 @@ def test_recorded_often() -> None:
     assert again.data_ptr() == address
 
 
+@needs_overlap
 def test_small_blocks_of_one_segment() -> None:
     side = torch.cuda.Stream()
     tensors = [full(4096, value) for value in range(100)]
@@ -127,7 +137,7 @@ def test_small_blocks_of_one_segment() -> None:
     used = {tensor.data_ptr() for tensor in tensors[::2]}
     del tensors, tensor
     others = [full(4096, 200) for _ in range(200)]
-    assert not side.query(), "the side stream ended too early for this test"
+    require_busy(side)
     assert not used & {tensor.data_ptr() for tensor in others}
     torch.cuda.synchronize()
     assert [int(each) for each in sums[::2]] == [4096 * value for value in range(0, 100, 2)]
@@ -190,6 +200,7 @@ def test_from_many_threads() -> None:
     check_statistics()
 
 
+@needs_overlap
 def test_recorded_by_the_untyped_storage_of_a_module() -> None:
     """As FSDP does: parameters whose storage is freed and brought back by resize_."""
     side = torch.cuda.Stream()
@@ -200,6 +211,7 @@ def test_recorded_by_the_untyped_storage_of_a_module() -> None:
     parameter.data.record_stream(side)
     parameter.untyped_storage().resize_(0)
     other = torch.zeros(8 * MIB, device="cuda")
+    require_busy(side)
     assert other.data_ptr() != address
     torch.cuda.synchronize()
     assert float(total) == 8 * MIB
