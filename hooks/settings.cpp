@@ -109,7 +109,8 @@ void require_settings_allow() {
                 "Take `backend:` out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF.");
   }
   try {
-    (void)AcceleratorAllocatorConfig::instance();  // parses them, once
+    (void)AcceleratorAllocatorConfig::instance();                            // parses them, once
+    (void)c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::instance();  // and CUDA's own
   } catch (const c10::Error& error) {
     throw Error(ErrorCode::kBadArgument, "torch refuses its allocator settings (\"" + settings +
                                              "\"): " + error.what_without_backtrace());

@@ -59,7 +59,8 @@ class HostPage {
 
 void wait_by_host_memory(const DriverEntryPoints& driver, int device) {
   HostPage page(device);
-  // Of this context alone, unlike the memory with the words: the fewer devices are waited for the better.
+  // Of this context alone, unlike the memory with the words: the fewer devices are waited for the
+  // better. (With two GPUs, the other one busy, neither way waited for that one.)
   const CUresult made =
       driver.cuMemHostRegister(page.data(), page.size_bytes(), CU_MEMHOSTREGISTER_DEVICEMAP);
   if (is_sticky(made)) check_driver(driver, "cuMemHostRegister", made);

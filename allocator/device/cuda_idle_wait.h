@@ -3,10 +3,10 @@
 // cuCtxSynchronize ends every capture in the context, whatever the thread's capture mode. To give
 // memory back the driver waits for the device as well, and lets captures of every mode be: so some is
 // taken and given back (all measured; cuMemUnmap, cuEventDestroy and cuStreamDestroy do not wait). It is
-// device memory, as that waits for this device alone. On a full device it is a page of host memory,
-// registered and unregistered: for that the driver may wait for the process's other devices too. (Where
-// GPUs use the host's page tables, which none beside an x86-64 processor does, there would be nothing to
-// unmap and maybe nothing to wait for.)
+// device memory, or on a full device a page of host memory, registered and unregistered. Neither waited
+// for another GPU of the process, one that was busy (measured). (Where GPUs use the host's page tables,
+// which none beside an x86-64 processor does, there would be nothing to unmap and maybe nothing to wait
+// for.)
 #pragma once
 
 #ifdef LIMBO_HAVE_CUDA

@@ -189,6 +189,8 @@ assert os.path.samefile(torch_limbo.library_path(), path)
         "max_split_size_mb:x",  # torch throws what std::stoull does
         "max_split_size_mb:99999999999999999999999",
         "garbage_collection_threshold:x",
+        "per_process_memory_fraction:x",
+        "per_process_memory_fraction:7",
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(settings: str) -> None:

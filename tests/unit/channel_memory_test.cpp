@@ -1,10 +1,8 @@
-// Host memory that runs out on the reaper, or on the worker: whatever a consumer does just then, the producer lives,
-// and every lease that it has given out ends.
+// Host memory that runs out on the reaper, or on the worker: whatever a consumer does just then, the
+// producer lives, and every lease that it has given out ends.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <optional>
-#include <thread>
 
 #include "tests/unit/channel_support.h"
 #include "tests/unit/short_host_memory.h"
@@ -69,16 +67,7 @@ TEST_F(ChannelMemory, WhoIsHandedNothingLeavesNoLease) {
     ASSERT_LT(n, 1000);
     std::optional<ShortHostMemory> memory;  // the worker's
     run_and_wait(stack_->worker, [&] { memory.emplace(n); });
-    std::atomic<bool> go{false};
-    stack_->reaper.post([&] {
-      while (!go) std::this_thread::yield();
-    });
-    {
-      const OwnedFd socket = connect();
-      const int line[] = {life_line::far_end()};
-      ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), line));
-    }
-    go = true;
+    say_hello_and_go();
     const std::string quiet = "quiet " + std::to_string(n - 1);
     EXPECT_TRUE(eventually([&] { return keeper().noted(quiet); })) << n;
     run_and_wait(stack_->worker, [&] {

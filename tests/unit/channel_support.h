@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -198,6 +199,20 @@ class ChannelTest : public BalancedTest {
     Hello hello;
     hello.incarnation = random_incarnation();
     return encode(hello);
+  }
+  // Somebody says hello and goes, before the reaper comes to read it.
+  void say_hello_and_go() {
+    std::atomic<bool> gone{false};
+    stack_->reaper.post([&] {
+      while (!gone) std::this_thread::yield();
+    });
+    {
+      const OwnedFd socket = connect();
+      const int line[] = {life_line::far_end()};
+      EXPECT_TRUE(send_packet(socket.get(), hello_bytes(), line));
+    }
+    gone = true;
+    run_and_wait(stack_->reaper, [] {});
   }
 
   // A consumer with a life line of its own.

@@ -100,16 +100,7 @@ TEST_F(ChannelTest, AClosedConnectionAloneIsNotGone) {
 // Somebody who gave up waiting for the welcome was handed nothing, so nothing is kept for it: a
 // sender that was stopped for a while would gather leases otherwise.
 TEST_F(ChannelTest, WhoWasNotReachedByTheWelcomeHoldsNothing) {
-  std::atomic<bool> go{false};
-  stack_->reaper.post([&] {
-    while (!go) std::this_thread::yield();
-  });
-  {
-    const OwnedFd socket = connect();
-    const int line[] = {life_line::far_end()};
-    ASSERT_TRUE(send_packet(socket.get(), hello_bytes(), line));
-  }
-  go = true;
+  say_hello_and_go();
   EXPECT_TRUE(eventually([&] { return keeper().noted("quiet 0"); }));
 }
 

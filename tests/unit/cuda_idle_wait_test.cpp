@@ -197,8 +197,8 @@ TEST_F(CudaIdleWait, WhereHostMemoryCannotBeRegisteredEitherTheDeviceIsFull) {
   expect_waited(kByHostMemory);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)  // they need mappings themselves
+// The sanitizers need mappings themselves.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_F(CudaIdleWait, WhereNoPageCanBeMappedTheDeviceIsFull) {
   tell("full");
   for (int i = 0; i < 2; ++i) {
