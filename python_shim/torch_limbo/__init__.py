@@ -58,11 +58,7 @@ if _refusal is None:
     from . import _library, collecting, graphs, reductions
     from ._library import library_path
     from .api import (
-        Holder,
-        LendingProcess,
         LimboAllocator,
-        Option,
-        Reaped,
         collect,
         enable,
         holders,
@@ -76,6 +72,7 @@ if _refusal is None:
         withdraw,
     )
     from .errors import LimboError
+    from .records import Holder, LendingProcess, Option, Reaped
     from .registry import PublishedName, Registry
 
     _library.available()

@@ -27,6 +27,7 @@ import torch
 from . import _library, api, reductions
 from .devices import device_argument
 from .errors import LimboError, limbo_errors
+from .records import Holder, LendingProcess, Reaped
 
 #: Between a registry's space and a name in it.
 _SEPARATOR = ":"
@@ -42,7 +43,7 @@ class PublishedName:
     """A name, and the living process that publishes something under it."""
 
     name: str
-    owner: api.LendingProcess
+    owner: LendingProcess
 
 
 class Registry:
@@ -169,12 +170,12 @@ class Registry:
         with limbo_errors():
             rows = json.loads(torch.ops.limbo.names())
         return [
-            PublishedName(row.pop("name").removeprefix(self._prefix), api.LendingProcess(**row))
+            PublishedName(row.pop("name").removeprefix(self._prefix), LendingProcess(**row))
             for row in rows
             if row["name"].startswith(self._prefix)
         ]
 
-    def holders(self, name: str) -> list[api.Holder]:
+    def holders(self, name: str) -> list[Holder]:
         """Who holds what the owner of ``name`` has lent, under this name or in any other way.
 
         Errors: ``no_such_name``, ``producer_exited``, ``no_channel``, ``bad_argument``.
@@ -185,7 +186,7 @@ class Registry:
                 return api.holders(published.owner)
         raise LimboError("no_such_name", f'Nobody publishes "{name}" in the space "{self.space}".')
 
-    def reap(self, force: bool = False) -> api.Reaped:
+    def reap(self, force: bool = False) -> Reaped:
         """Have every process of this user that lends take back what receivers held that have ended.
 
         As `torch_limbo.reap`, which does it for this process, and like it not needed in ordinary
@@ -204,7 +205,7 @@ class Registry:
                 if error.code != "producer_exited":  # else nothing is to be taken back
                     silent = silent or error
                 continue
-            total = api.Reaped(total.processes + reaped.processes, total.claims + reaped.claims)
+            total = Reaped(total.processes + reaped.processes, total.claims + reaped.claims)
         if silent is not None:
             raise silent
         return total
