@@ -66,8 +66,9 @@ std::optional<StreamRoom::Taken> StreamRoom::take(std::span<const StreamUse> str
       if (!have_room(streams, taken)) return std::nullopt;
       if (by_lane) taken.lane = lane_with_room(lane_device, on_lane);
       if (!by_lane || taken.lane) {
-        if (by_lane)
+        if (by_lane) {
           taken.entries.emplace_back(unlanded_.lower_bound(key_of(*taken.lane)), on_lane);
+        }
         take_places(streams, taken);
         return taken;
       }
